@@ -1,0 +1,43 @@
+# Every target sets up what it needs: a fresh machine takes `make test` and nothing before it.
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt
+NATIVE := CMakeLists.txt $(wildcard src/sdm/native/*.cpp src/sdm/native/*.h)
+
+.DEFAULT_GOAL := help
+.PHONY: help setup test test-slow check format clean
+
+help: ## list the targets
+	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 14
+
+setup: $(VENV)/installed ## create .venv and install the package with its test tools
+
+# torch goes first and alone, so that nothing after it can pull another build of it.
+$(VENV)/torch: constraints.txt
+	$(PYTHON) -m venv $(VENV)
+	$(PIP) torch
+	@touch $@
+
+$(VENV)/installed: $(VENV)/torch pyproject.toml $(NATIVE)
+	$(PIP) scikit-build-core cmake ninja
+	PATH="$(CURDIR)/$(BIN):$$PATH" $(PIP) --no-build-isolation --editable '.[dev]'
+	@touch $@
+
+test: setup ## run the tests
+	$(BIN)/python -m pytest
+
+test-slow: setup ## run the tests that take minutes
+	$(BIN)/python -m pytest -m slow
+
+check: setup ## lint, formatting and types
+	$(BIN)/ruff check
+	$(BIN)/ruff format --check
+	$(BIN)/mypy
+
+format: setup ## rewrite the sources in the project's format
+	$(BIN)/ruff check --fix
+	$(BIN)/ruff format
+
+clean: ## remove what the build made
+	rm -rf build $(VENV) .pytest_cache .mypy_cache .ruff_cache .hypothesis

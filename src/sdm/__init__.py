@@ -1,0 +1,3 @@
+"""Recurrent language-model layers whose state is a huge sparse memory."""
+
+__version__ = "0.1.0"
