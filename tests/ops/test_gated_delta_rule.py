@@ -286,7 +286,7 @@ def test_step_updates_in_place(dtype: torch.dtype) -> None:
     strided = torch.stack((state, state), -1)[..., 0]
     gated_delta_step_(strided, *inputs)
     assert torch.equal(strided, changed)
-    with pytest.raises(RuntimeError, match="gated_delta_step_ .*no gradients"):
+    with pytest.raises(RuntimeError, match=r"gated_delta_step_ .*no gradients"):
         gated_delta_step_(changed, inputs[0].clone().requires_grad_(), *inputs[1:])
     with pytest.raises(ValueError, match=r"state must be \[B,H,K,D\] = \[2, 2, 5, 7\], got shape \[2, 2, 7, 5\]"):
         gated_delta_step_(changed.transpose(-1, -2), *inputs)
