@@ -1,0 +1,26 @@
+"""The compiled CPU core.
+
+`core` is the extension module, or None where it was not built; `require_core()` says what to do about that. Kernels take
+raw pointers and sizes, so the core knows nothing of torch and one build serves every torch version.
+"""
+
+from types import ModuleType
+
+import torch  # noqa: F401  first, so that the OpenMP runtime it brings is the one that the core binds to
+
+core: ModuleType | None
+try:
+    from sdm.native import _core as core  # type: ignore[no-redef]
+except ImportError as error:
+    core = None
+    _reason = str(error)
+
+
+def require_core() -> ModuleType:
+    """The extension module; RuntimeError with the remedy where it is missing."""
+    if core is None:
+        raise RuntimeError(
+            f"the compiled core of sparse-delta-memory cannot be loaded ({_reason}); "
+            "install from a wheel, or with a C++17 compiler present: pip install --force-reinstall sparse-delta-memory"
+        )
+    return core

@@ -1,7 +1,14 @@
 // The Python module sdm.native._core (stable ABI).
-#define Py_LIMITED_API 0x030A0000
-#include <Python.h>
+#include "binding.h"
+#include "kernel_table.h"
 
-static PyModuleDef definition = {PyModuleDef_HEAD_INIT, "_core", "CPU kernels of sparse-delta-memory", -1, nullptr};
+static PyMethodDef methods[] = {
+    SDM_METHOD(isa_name),
+    SDM_METHOD(has_openmp),
+    {nullptr, nullptr, 0, nullptr},
+};
+
+static PyModuleDef definition = {
+    PyModuleDef_HEAD_INIT, "_core", "CPU kernels of sparse-delta-memory", -1, methods, nullptr, nullptr, nullptr, nullptr};
 
 PyMODINIT_FUNC PyInit__core() { return PyModule_Create(&definition); }

@@ -1,0 +1,21 @@
+// The inner loops of every op, as one table of function pointers per instruction set.
+//
+// kernels.cpp is compiled once per instruction set and fills one table; everything outside it calls through
+// kernels(). To add an op: a member here, its functions in a header that kernels.cpp includes.
+#pragma once
+
+namespace sdm {
+
+struct KernelTable {
+  const char* isa;
+};
+
+// The table for this processor, or the one that the environment variable SDM_ISA names (portable, avx2, avx512).
+// Throws std::invalid_argument when that one is unknown or cannot run here.
+const KernelTable& kernels();
+
+const char* isa_name();
+// 1 if the core was built with OpenMP, 0 if it starts threads itself.
+int has_openmp();
+
+}  // namespace sdm

@@ -1,0 +1,23 @@
+// The inner loops, compiled once per instruction set with SDM_ISA naming the namespace.
+//
+// Functions here must not be shared between the builds: everything lives in namespace sdm::SDM_ISA, and nothing of
+// the standard library that could be emitted out of line (containers, algorithms) is used, because the linker would
+// keep one copy of it, perhaps the one that only the newest processors can run.
+#include "kernel_table.h"
+#include "simd.h"
+
+#define SDM_STRING_(x) #x
+#define SDM_STRING(x) SDM_STRING_(x)
+
+namespace sdm {
+namespace SDM_ISA {
+
+const KernelTable& table() {
+  static constexpr KernelTable filled = {
+      SDM_STRING(SDM_ISA),
+  };
+  return filled;
+}
+
+}  // namespace SDM_ISA
+}  // namespace sdm
