@@ -281,9 +281,9 @@ def _backward(
         slots, rows = overwritten.pop()
         state[slots] = rows
         addresses, floats = sequences.cut(chunk)
-        _, pullback = torch.func.vjp(
-            functools.partial(_run_chunk, addresses, update), state[addresses.slots_U], *floats
-        )
+        pullback = torch.func.vjp(functools.partial(_run_chunk, addresses, update), state[addresses.slots_U], *floats)[
+            1
+        ]
         grad_output_GCD = flat_grad_output[chunk.position_GC] * chunk.valid_GC[..., None]
         grad_rows, *chunk_grads = pullback((grad_table[addresses.slots_U], grad_output_GCD))
         grad_table[addresses.slots_U] = grad_rows

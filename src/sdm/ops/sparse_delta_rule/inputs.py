@@ -82,6 +82,7 @@ def _check_tensors(tokens: Tokens) -> None:
     for name, x in tokens._asdict().items():
         if not isinstance(x, Tensor):
             raise TypeError(f"{name} must be a torch.Tensor, got {type(x).__name__}")
+    for name, x in tokens._asdict().items():
         if x.device != tokens.value.device:
             raise ValueError(f"{name} is on {x.device}, but value is on {tokens.value.device}; move it there")
         if name.endswith("index"):
