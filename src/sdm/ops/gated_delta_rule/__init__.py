@@ -5,12 +5,11 @@ Shapes: B batch, T time, H heads, K key size, D value channels, S sequences (bat
 
 from __future__ import annotations
 
-import torch
 from torch import Tensor
 
 from sdm.ops.backends import choose_backend
 from sdm.ops.gated_delta_rule.chunked import gated_delta_rule_chunked
-from sdm.ops.gated_delta_rule.inputs import Tokens, check_decay, check_shapes, check_state, compute_dtype
+from sdm.ops.gated_delta_rule.inputs import Tokens, check_decay, check_shapes, check_state, check_step, compute_dtype
 from sdm.ops.gated_delta_rule.reference import gated_delta_rule_reference, step
 
 __all__ = ["gated_delta_rule", "gated_delta_step_"]
@@ -68,19 +67,16 @@ def gated_delta_rule(
     return y.to(value.dtype), final_state if output_final_state else None
 
 
-@torch.no_grad()
 def gated_delta_step_(
     state: Tensor, query: Tensor, key: Tensor, value: Tensor, beta: Tensor, log_decay: Tensor
 ) -> Tensor:
-    """One token of `gated_delta_rule`, without gradients: `state` [B,H,K,D] changes in place.
+    """One token of `gated_delta_rule`, shapes without T; `state` [B,H,K,D] is updated in place. Returns y [B,H,D].
 
-    The other shapes are those of `gated_delta_rule` without T. Returns the output `[B,H,D]` in the dtype of value.
+    For decoding: it records no gradients. A bfloat16 or float16 state is rounded after each write, the arithmetic is
+    in float32.
     """
     token = Tokens(query, key, value, beta, log_decay)
-    check_shapes(token, time="")
-    expected = (*key.shape, value.shape[-1])
-    if tuple(state.shape) != expected:
-        raise ValueError(f"state must be [B,H,K,D] = {list(expected)}, got shape {list(state.shape)}")
+    check_step(state, token)
     check_decay(log_decay)
     dtype = compute_dtype(token, state)
     y, after = step(token.to(dtype), state.to(dtype))

@@ -6,7 +6,6 @@ inside the backend.
 
 from __future__ import annotations
 
-import itertools
 from typing import NamedTuple
 
 import torch
@@ -76,6 +75,20 @@ def check_state(tokens: Tokens, initial_state: Tensor | None, cu_seqlens: Tensor
     return sequences
 
 
+def check_step(state: Tensor, token: Tokens) -> None:
+    """Check one token and the state that it updates in place."""
+    check_shapes(token, time="")
+    _check_float("state", state, token.value)
+    expected = (*token.key.shape, token.value.shape[-1])
+    if tuple(state.shape) != expected:
+        raise ValueError(f"state must be [B,H,K,D] = {list(expected)}, got shape {list(state.shape)}")
+    if torch.is_grad_enabled() and any(x.requires_grad for x in (state, *token)):
+        raise RuntimeError(
+            "gated_delta_step_ updates its state in place and records no gradients: call it under torch.no_grad(), "
+            "or use gated_delta_rule"
+        )
+
+
 def _check_float(name: str, x: Tensor, value: Tensor) -> None:
     if not isinstance(x, Tensor):
         raise TypeError(f"{name} must be a torch.Tensor, got {type(x).__name__}")
@@ -98,19 +111,6 @@ def _check_cu_seqlens(cu_seqlens: Tensor, batch: int) -> int:
     if batch != 1:
         raise ValueError(f"cu_seqlens packs documents into one row: the batch must be 1, got {batch}")
     return cu_seqlens.numel() - 1
-
-
-def document_bounds(cu_seqlens: Tensor, time: int) -> list[int]:
-    """The offsets as numbers, checked."""
-    bounds = cu_seqlens.tolist()
-    if bounds[0] != 0 or bounds[-1] != time:
-        raise ValueError(f"cu_seqlens must start at 0 and end at T = {time}, got {bounds[0]} and {bounds[-1]}")
-    for document, (start, end) in enumerate(itertools.pairwise(bounds)):
-        if end < start:
-            raise ValueError(
-                f"cu_seqlens must not decrease, got {start} then {end}: document {document} would overlap the next"
-            )
-    return bounds
 
 
 def check_decay(log_decay: Tensor) -> None:
