@@ -82,6 +82,8 @@ def sparse_delta_step_(
     log_decay: Tensor,
     read_index: Tensor,
     read_weight: Tensor,
+    *,
+    update: str = "delta",
 ) -> Tensor:
     """One token of `sparse_delta_rule`, shapes without T; `state` [B,H,N,D] is updated in place. Returns y [B,H,D].
 
@@ -91,11 +93,11 @@ def sparse_delta_step_(
     tokens = Tokens(write_index, write_weight, value, beta, log_decay, read_index, read_weight)
     if state.dim() != 4:
         raise ValueError(f"state must be [B,H,N,D], got shape {list(state.shape)}")
-    check_shapes(tokens, state, None, None, "delta", time="")
+    check_shapes(tokens, state, None, None, update, time="")
     if torch.is_grad_enabled() and any(x.requires_grad for x in (state, *tokens)):
         raise RuntimeError(
             "sparse_delta_step_ updates its state in place and records no gradients: call it under torch.no_grad(), "
             "or use sparse_delta_rule"
         )
-    y = sparse_delta_step_reference_(state, tokens.floats_to(compute_dtype(tokens, state)))
+    y = sparse_delta_step_reference_(state, tokens.floats_to(compute_dtype(tokens, state)), update)
     return y.to(value.dtype)
