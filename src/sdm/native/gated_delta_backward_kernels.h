@@ -13,41 +13,70 @@
 #pragma once
 
 #include <cmath>
+#include <utility>
 
 #include "gated_delta_kernels.h"
 
 namespace sdm {
 namespace SDM_ISA {
 
-// Vectors of channels in one slab.
-constexpr int kSlabVectors = 256 / SDM_VECTOR_BYTES;
+// The lanes of a and b, in blocks of S, that the sum of two neighbouring blocks takes on the low or the high side.
+template <int L, int S>
+constexpr int source_lane(int lane, int high) {
+  return (lane % (2 * S) < S ? 0 : L - S) + lane + high * S;
+}
 
-// Sums over the lanes of each of `rows` vectors, lane after lane in the order of a tree.
+template <class Real, int S, std::size_t... Lane>
+SDM_INLINE Vector<Real> add_blocks(Vector<Real> a, Vector<Real> b, std::index_sequence<Lane...>) {
+  constexpr int L = kLanes<Real>;
+  return __builtin_shufflevector(a, b, source_lane<L, S>(Lane, 0)...) +
+         __builtin_shufflevector(a, b, source_lane<L, S>(Lane, 1)...);
+}
+
+// Lane i of sums_of<1>(vectors) is the sum over the lanes of vectors[i]: a transposition that adds as it goes.
+template <class Real, int S>
+SDM_INLINE Vector<Real> sums_of(const Real* vectors) {
+  constexpr int L = kLanes<Real>;
+  if constexpr (S == L) {
+    return load(vectors);
+  } else {
+    return add_blocks<Real, S>(sums_of<Real, 2 * S>(vectors), sums_of<Real, 2 * S>(vectors + S * L),
+                               std::make_index_sequence<L>{});
+  }
+}
+
+// The sum over the lanes of each of `rows` vectors; rows is a multiple of the lanes.
 template <class Real>
 SDM_INLINE void sum_lanes(const Real* vectors, Real* sums, int64_t rows) {
-  for (int64_t i = 0; i < rows; ++i) sums[i] = horizontal_sum<Real>(load(vectors + i * kLanes<Real>));
+  constexpr int L = kLanes<Real>;
+  for (int64_t i = 0; i < rows; i += L) store<Real>(sums + i, sums_of<Real, 1>(vectors + i * L));
+}
+
+template <class Real>
+SDM_INLINE int64_t round_up(int64_t rows) {
+  return (rows + kLanes<Real> - 1) / kLanes<Real> * kLanes<Real>;
 }
 
 template <class Real>
 struct BackwardWorkspace {
   Real* states;      // [segment, K, tile] before each token
   Real* grad_state;  // [K, tile]
-  Real* row_sums;    // [3, K, lanes]
-  Real* totals;      // [3, K]
+  Real* row_sums;    // [3, rows, lanes], rows being K rounded up to a multiple of the lanes
+  Real* totals;      // [3, rows]
   Real* rows;        // [segment, 3, tile] output gradient, residual and delta of each token
   BackwardWorkspace(Real* memory, int64_t key_size, int64_t padded) {
     states = memory;
     grad_state = states + kGatedDeltaSegment * key_size * padded;
     row_sums = grad_state + key_size * padded;
-    totals = row_sums + 3 * key_size * kLanes<Real>;
-    rows = totals + 3 * key_size;
+    totals = row_sums + 3 * round_up<Real>(key_size) * kLanes<Real>;
+    rows = totals + 3 * round_up<Real>(key_size);
   }
 };
 
 template <class Real>
 int64_t gated_delta_backward_workspace(int64_t key_size) {
   constexpr int64_t kPadded = kGatedDeltaSlab<Real>;
-  return (kGatedDeltaSegment + 1) * key_size * kPadded + 3 * key_size * (kLanes<Real> + 1) +
+  return (kGatedDeltaSegment + 1) * key_size * kPadded + 3 * round_up<Real>(key_size) * (kLanes<Real> + 1) +
          3 * kGatedDeltaSegment * kPadded;
 }
 
@@ -63,14 +92,16 @@ SDM_INLINE Vector<Real> first_pass(const Real* state, const Real* grad_state, co
     const Real* m = state + i * V * L;
     const Real* g = grad_state + i * V * L;
     const Real k = key[i];
-    Vector<Real> from_state{}, from_grad{};
+    // Sums of a row by itself, also of the one over all rows: a single running sum would wait for itself.
+    Vector<Real> from_state{}, from_grad{}, from_both{};
     for (int v = 0; v < V; ++v) {
       const Vector<Real> mv = load(m + v * L), gv = load(g + v * L);
       column[v] += gv * k;
       from_state += mv * load(grad_output + v * L);
       from_grad += gv * load(delta + v * L);
-      inner += gv * mv;
+      from_both += gv * mv;
     }
+    inner += from_both;
     store(state_sums + i * L, from_state);
     store(grad_sums + i * L, from_grad);
   }
@@ -110,7 +141,7 @@ void backward_token(const GatedDeltaArgs<Real>& args, const BackwardWorkspace<Re
                     int64_t slab, int64_t channel, int64_t width, int64_t in_segment) {
   constexpr int L = kLanes<Real>;
   constexpr int64_t kPadded = V * L;
-  const int64_t K = args.key_size, at = x * args.heads + h;
+  const int64_t K = args.key_size, rows = round_up<Real>(K), at = x * args.heads + h;
   const Real* state = w.states + in_segment * K * kPadded;
   const Real* key = args.key + at * K;
   const Real* query = args.query + at * K;
@@ -121,7 +152,7 @@ void backward_token(const GatedDeltaArgs<Real>& args, const BackwardWorkspace<Re
   Real* row_sums = w.row_sums;
   Vector<Real> grad_delta[V];
   const Vector<Real> inner = first_pass<Real, V>(state, w.grad_state, key, K, grad_output, delta, grad_delta, row_sums,
-                                                 row_sums + K * L);
+                                                 row_sums + rows * L);
   Real query_key = 0;
   for (int64_t i = 0; i < K; ++i) query_key += query[i] * key[i];
   Real grad_retrieved[kPadded], grad_delta_row[kPadded];
@@ -130,12 +161,12 @@ void backward_token(const GatedDeltaArgs<Real>& args, const BackwardWorkspace<Re
     store(grad_delta_row + v * L, grad_delta[v]);
     store<Real>(grad_retrieved + v * L, grad_delta[v] * -beta);
   }
-  second_pass<Real, V>(state, w.grad_state, key, query, K, decay, grad_output, grad_retrieved, row_sums + 2 * K * L);
-  sum_lanes(row_sums, w.totals, 3 * K);
+  second_pass<Real, V>(state, w.grad_state, key, query, K, decay, grad_output, grad_retrieved, row_sums + 2 * rows * L);
+  sum_lanes(row_sums, w.totals, 3 * rows);
 
   const Real* from_output = w.totals;
-  const Real* from_grad = w.totals + K;
-  const Real* from_retrieved = w.totals + 2 * K;
+  const Real* from_grad = w.totals + rows;
+  const Real* from_retrieved = w.totals + 2 * rows;
   const int64_t partial = slab * args.tokens * args.heads + at;
   Real* grad_query = args.grad_query + partial * K;
   Real* grad_key = args.grad_key + partial * K;
@@ -196,15 +227,8 @@ void backward_tile(const GatedDeltaArgs<Real>& args, const GatedDeltaTask& task,
 
 template <class Real>
 void gated_delta_backward_slab(const GatedDeltaArgs<Real>& args, const GatedDeltaTask& task, Real* workspace) {
-  // One tile for the whole slab: its sums over channels are written, not added to.
-  constexpr int L = kLanes<Real>;
-  const int64_t channel = task.slab * kGatedDeltaSlab<Real>;
-  const int64_t left = args.channels - channel;
-  const int64_t width = left < kGatedDeltaSlab<Real> ? left : kGatedDeltaSlab<Real>;
-  int64_t vectors = 1;
-  while (vectors * L < width) vectors *= 2;
-  with_vectors<kSlabVectors>(vectors, [&](auto constant) {
-    backward_tile<Real, decltype(constant)::value>(args, task, channel, width, workspace);
+  with_slab<Real>(task.slab, args.channels, [&](int64_t channel, int64_t width, auto vectors, auto) {
+    backward_tile<Real, decltype(vectors)::value>(args, task, channel, width, workspace);
   });
 }
 
