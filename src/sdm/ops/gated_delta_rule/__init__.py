@@ -8,8 +8,9 @@ from __future__ import annotations
 from torch import Tensor
 
 from sdm.ops.backends import choose_backend
+from sdm.ops.checks import check_decay, compute_dtype
 from sdm.ops.gated_delta_rule.chunked import gated_delta_rule_chunked
-from sdm.ops.gated_delta_rule.inputs import Tokens, check_decay, check_shapes, check_state, check_step, compute_dtype
+from sdm.ops.gated_delta_rule.inputs import Tokens, check_shapes, check_state, check_step
 from sdm.ops.gated_delta_rule.reference import gated_delta_rule_reference, step
 
 __all__ = ["gated_delta_rule", "gated_delta_step_"]
@@ -56,7 +57,7 @@ def gated_delta_rule(
     tokens = Tokens(query, key, value, beta, log_decay)
     check_shapes(tokens)
     sequences = check_state(tokens, initial_state, cu_seqlens)
-    dtype = compute_dtype(tokens, initial_state)
+    dtype = compute_dtype(*tokens, initial_state)
     chosen = choose_backend(backend, value.device, dtype, SUPPORTED)
     if initial_state is None:
         initial_state = value.new_zeros(key.shape[2:] + value.shape[-1:], dtype=dtype)
@@ -78,7 +79,7 @@ def gated_delta_step_(
     token = Tokens(query, key, value, beta, log_decay)
     check_step(state, token)
     check_decay(log_decay)
-    dtype = compute_dtype(token, state)
+    dtype = compute_dtype(*token, state)
     y, after = step(token.to(dtype), state.to(dtype))
     state.copy_(after)
     return y.to(value.dtype)

@@ -10,7 +10,8 @@ import itertools
 import torch
 from torch import Tensor
 
-from sdm.ops.sparse_delta_rule.inputs import Tokens, check_values, document_bounds
+from sdm.ops.checks import document_bounds
+from sdm.ops.sparse_delta_rule.inputs import Tokens, check_values
 
 
 def written_rows(state_BHND: Tensor, token: Tokens, update: str) -> tuple[Tensor, Tensor]:
