@@ -8,8 +8,9 @@ from __future__ import annotations
 from torch import Tensor
 
 from sdm.ops.backends import choose_backend
+from sdm.ops.checks import check_decay, compute_dtype
 from sdm.ops.gated_delta_rule.chunked import gated_delta_rule_chunked
-from sdm.ops.gated_delta_rule.inputs import Tokens, check_decay, check_shapes, check_state, check_step, compute_dtype
+from sdm.ops.gated_delta_rule.inputs import Tokens, check_shapes, check_state, check_step
 from sdm.ops.gated_delta_rule.native import gated_delta_rule_native, gated_delta_step_native_
 from sdm.ops.gated_delta_rule.reference import gated_delta_rule_reference, step
 
@@ -61,7 +62,7 @@ def gated_delta_rule(
     tokens = Tokens(query, key, value, beta, log_decay)
     check_shapes(tokens)
     sequences = check_state(tokens, initial_state, cu_seqlens)
-    dtype = compute_dtype(tokens, initial_state)
+    dtype = compute_dtype(*tokens, initial_state)
     run = _BACKENDS[choose_backend(backend, value.device, dtype, tuple(_BACKENDS))]
     if initial_state is None:
         initial_state = value.new_zeros(key.shape[2:] + value.shape[-1:], dtype=dtype)
@@ -81,7 +82,7 @@ def gated_delta_step_(
     """
     token = Tokens(query, key, value, beta, log_decay)
     check_step(state, token)
-    dtype = compute_dtype(token, state)
+    dtype = compute_dtype(*token, state)
     native = choose_backend("auto", value.device, dtype, tuple(_BACKENDS)) == "native"
     if native and state.dtype == dtype and state.is_contiguous():
         return gated_delta_step_native_(state, token.to(dtype)).to(value.dtype)
