@@ -4,15 +4,30 @@
 // kernels(). To add an op: a member here, its functions in a header that kernels.cpp includes.
 #pragma once
 
+#include "sparse_delta_rule.h"
+
 namespace sdm {
 
 struct KernelTable {
   const char* isa;
+  SparseDeltaKernels<float> sparse_delta_f32;
+  SparseDeltaKernels<double> sparse_delta_f64;
 };
 
 // The table for this processor, or the one that the environment variable SDM_ISA names (portable, avx2, avx512).
 // Throws std::invalid_argument when that one is unknown or cannot run here.
 const KernelTable& kernels();
+
+template <class Real>
+const SparseDeltaKernels<Real>& sparse_delta_kernels();
+template <>
+inline const SparseDeltaKernels<float>& sparse_delta_kernels<float>() {
+  return kernels().sparse_delta_f32;
+}
+template <>
+inline const SparseDeltaKernels<double>& sparse_delta_kernels<double>() {
+  return kernels().sparse_delta_f64;
+}
 
 const char* isa_name();
 // 1 if the core was built with OpenMP, 0 if it starts threads itself.

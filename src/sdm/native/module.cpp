@@ -1,10 +1,13 @@
 // The Python module sdm.native._core (stable ABI).
 #include "binding.h"
 #include "kernel_table.h"
+#include "sparse_delta_python.h"
 
 static PyMethodDef methods[] = {
     SDM_METHOD(isa_name),
     SDM_METHOD(has_openmp),
+    SDM_METHOD(sparse_delta_rule_forward),
+    SDM_METHOD(sparse_delta_rule_backward),
     {nullptr, nullptr, 0, nullptr},
 };
 
