@@ -1,0 +1,263 @@
+"""The Sparse Delta Memory layer: a recurrent sequence mixer whose state is a table of N slots per head.
+
+Shapes: B batch, T time, H heads, N slots, K = sqrt(N), D value channels, W writes, R reads.
+"""
+
+from __future__ import annotations
+
+import math
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from sdm.layers.masked_batch_norm import MaskedBatchNorm
+from sdm.ops import product_key_topk, sparse_delta_rule, sparse_delta_step_
+from sdm.ops.sparse_delta_rule.inputs import UPDATES, Tokens
+
+WEIGHTINGS = ("softmax", "l2")
+OUTPUT_GATES = ("sigmoid", "silu")
+
+
+class SparseDeltaMemory(nn.Module):
+    """Writes each token into `num_writes` slots of a large memory and reads `num_reads` of them.
+
+    Every token projects to product-key scores for writing and reading, a value, and two gates; the memory follows
+    `sdm.ops.sparse_delta_rule`; what is read is normalised per head, gated elementwise and projected back.
+
+    Args:
+        hidden_size: width of the input and output.
+        num_heads: memories side by side, each with hidden_size / num_heads value channels. Fewer heads make a larger
+            state at the same cost.
+        num_slots: slots per head, a perfect square. None takes (hidden_size / (4 num_heads))^2, the paper's choice.
+        num_writes: slots written per token and head.
+        num_reads: slots read per token and head.
+        learned_initial_state: start from a learned table shared by the batch instead of zeros.
+        initial_state_std: scale of the learned table at initialisation. One write moves a slot by about
+            1 / num_writes of a value; a table much larger than that drowns the first writes.
+        update: "delta", or "slot" for the per-slot form of the write.
+        weighting: "softmax" over the selected scores, or "l2": the selected scores divided by their norm.
+        temperature: the softmax divides the scores by it.
+        decay_per_write: weight the decay of each written slot by its share of the write instead of decaying all
+            written slots alike. The mean over the slots of a token stays the same.
+        normalize_scores: RMS-normalise each half of the scores, against the collapse onto few slots.
+        query_batch_norm: batch-normalise the read scores over the valid tokens, against the same collapse. It makes
+            the rows of a training batch depend on each other, and training differ from evaluation.
+        output_gate: "sigmoid" or "silu".
+        norm_eps: of the RMS norms.
+        backend: passed to the ops: "auto", or one of `sdm.ops.available_backends()`.
+    """
+
+    def __init__(
+        self,
+        hidden_size: int,
+        num_heads: int = 1,
+        num_slots: int | None = None,
+        num_writes: int = 64,
+        num_reads: int = 64,
+        learned_initial_state: bool = True,
+        *,
+        initial_state_std: float = 0.002,
+        update: str = "delta",
+        weighting: str = "softmax",
+        temperature: float = 1.0,
+        decay_per_write: bool = False,
+        normalize_scores: bool = False,
+        query_batch_norm: bool = False,
+        output_gate: str = "sigmoid",
+        norm_eps: float = 1e-6,
+        backend: str = "auto",
+    ) -> None:
+        super().__init__()
+        _positive(hidden_size=hidden_size, num_heads=num_heads, num_writes=num_writes, num_reads=num_reads)
+        _one_of(UPDATES, update=update)
+        _one_of(WEIGHTINGS, weighting=weighting)
+        _one_of(OUTPUT_GATES, output_gate=output_gate)
+        if hidden_size % num_heads:
+            raise ValueError(f"hidden_size = {hidden_size} must be divisible by num_heads = {num_heads}")
+        if not temperature > 0:
+            raise ValueError(f"temperature must be positive, got {temperature}")
+        if initial_state_std < 0:
+            raise ValueError(f"initial_state_std must not be negative, got {initial_state_std}")
+        self.hidden_size, self.num_heads = hidden_size, num_heads
+        self.num_slots = _slots(num_slots, hidden_size, num_heads)
+        self.num_writes, self.num_reads = num_writes, num_reads
+        for name, count in (("num_writes", num_writes), ("num_reads", num_reads)):
+            if count > self.num_slots:
+                raise ValueError(f"{name} = {count} exceeds num_slots = {self.num_slots}; lower it or add slots")
+        self.head_dim = hidden_size // num_heads
+        self.initial_state_std = initial_state_std
+        self.update, self.weighting, self.temperature = update, weighting, temperature
+        self.decay_per_write, self.output_gate, self.backend = decay_per_write, output_gate, backend
+
+        score_size = 2 * math.isqrt(self.num_slots)
+        self.query_proj = nn.Linear(hidden_size, num_heads * score_size, bias=False)
+        self.key_proj = nn.Linear(hidden_size, num_heads * score_size, bias=False)
+        self.value_proj = nn.Linear(hidden_size, hidden_size, bias=False)
+        self.beta_proj = nn.Linear(hidden_size, num_heads, bias=False)
+        self.decay_proj = nn.Linear(hidden_size, num_heads, bias=False)
+        self.decay_log_rate = nn.Parameter(torch.empty(num_heads))  # log A
+        self.decay_bias = nn.Parameter(torch.empty(num_heads))  # b_dt
+        self.query_norm = nn.RMSNorm(score_size // 2, eps=norm_eps) if normalize_scores else None
+        self.key_norm = nn.RMSNorm(score_size // 2, eps=norm_eps) if normalize_scores else None
+        self.query_batch_norm = MaskedBatchNorm(num_heads * score_size) if query_batch_norm else None
+        self.gate_proj = nn.Linear(hidden_size, hidden_size, bias=False)
+        self.output_norm = nn.RMSNorm(self.head_dim, eps=norm_eps)
+        self.out_proj = nn.Linear(hidden_size, hidden_size, bias=False)
+        if learned_initial_state:
+            self.initial_state = nn.Parameter(torch.empty(num_heads, self.num_slots, self.head_dim))
+        else:
+            self.register_parameter("initial_state", None)
+        self.reset_memory_parameters()
+
+    def reset_memory_parameters(self) -> None:
+        """Initialise the gates and the learned table; the projections keep torch's or the model's own scheme."""
+        with torch.no_grad():
+            self.decay_log_rate.uniform_(0, 16).clamp_(min=1e-4).log_()
+            # b_dt is the inverse softplus of a time step drawn log-uniformly from [0.001, 0.1].
+            step = self.decay_bias.uniform_(math.log(1e-3), math.log(1e-1)).exp()
+            self.decay_bias.copy_(step + torch.log(-torch.expm1(-step)))
+            if self.initial_state is not None:
+                self.initial_state.normal_(std=self.initial_state_std)
+
+    def forward(
+        self,
+        x: Tensor,
+        state: Tensor | None = None,
+        return_state: bool = False,
+        attention_mask: Tensor | None = None,
+        cu_seqlens: Tensor | None = None,
+    ) -> Tensor | tuple[Tensor, Tensor]:
+        """Mix a stretch of tokens.
+
+        Args:
+            x: [B,T,hidden_size].
+            state: the memory to continue from, [B,H,N,D] ([documents,H,N,D] with cu_seqlens); None starts anew. It is
+                not changed.
+            return_state: also return the memory after the last token.
+            attention_mask: [B,T], zero or False on padding, left or right. Padding leaves the memory as it is and
+                gives zeros.
+            cu_seqlens: [documents + 1] offsets of documents packed into one row (B = 1).
+
+        Returns:
+            y [B,T,hidden_size], or (y, state).
+        """
+        self._check_input(x, 3, "[B,T,hidden_size]")
+        mask = self._check_mask(x, attention_mask, cu_seqlens)
+        readings, final_state = sparse_delta_rule(
+            *self._tokens(x, mask),
+            initial_state=self.initial_state if state is None else state,
+            num_slots=self.num_slots,
+            output_final_state=return_state,
+            cu_seqlens=cu_seqlens,
+            update=self.update,
+            backend=self.backend,
+        )
+        y = self._output(x, readings)
+        if mask is not None:
+            y = y * mask.unsqueeze(-1)
+        return (y, final_state) if final_state is not None else y
+
+    def step_(self, x: Tensor, state: Tensor) -> Tensor:
+        """Decode one token: x [B,hidden_size] gives y of the same shape; `state` [B,H,N,D] changes in place."""
+        self._check_input(x, 2, "[B,hidden_size]")
+        if self.update != "delta":
+            raise ValueError(f'step_ serves update "delta", this layer has {self.update!r}; call the layer with T = 1')
+        token = (tensor.squeeze(1) for tensor in self._tokens(x.unsqueeze(1), None))
+        return self._output(x, sparse_delta_step_(state, *token))
+
+    def start_state(self, batch_size: int) -> Tensor:
+        """The memory before the first token, [batch_size,H,N,D], free to be changed in place."""
+        shape = (batch_size, self.num_heads, self.num_slots, self.head_dim)
+        dtype = torch.promote_types(self.value_proj.weight.dtype, torch.float32)
+        if self.initial_state is None:
+            return torch.zeros(shape, dtype=dtype, device=self.value_proj.weight.device)
+        return self.initial_state.detach().to(dtype).expand(shape).clone()
+
+    def _tokens(self, x: Tensor, mask: Tensor | None) -> Tokens:
+        """What the memory is told about each token, [B,T,H,...]; padding neither decays nor writes."""
+        dtype = torch.promote_types(x.dtype, torch.float32)
+        query, key = self.query_proj(x), self.key_proj(x)
+        if self.query_batch_norm is not None:
+            query = self.query_batch_norm(query, mask)
+        read_weight, read_index = self._address(query, self.query_norm, self.num_reads)
+        write_weight, write_index = self._address(key, self.key_norm, self.num_writes)
+        value = self.value_proj(x).unflatten(-1, (self.num_heads, self.head_dim))
+        # The gates multiply over thousands of tokens: they are computed in float32 whatever the model's dtype.
+        with torch.autocast(x.device.type, enabled=False):
+            beta = torch.sigmoid(F.linear(x.to(dtype), self.beta_proj.weight.to(dtype)))
+            step = F.softplus(F.linear(x.to(dtype), self.decay_proj.weight.to(dtype), self.decay_bias.to(dtype)))
+            log_decay = -self.decay_log_rate.to(dtype).exp() * step
+        if mask is not None:
+            beta, log_decay = beta * mask.unsqueeze(-1), log_decay * mask.unsqueeze(-1)
+        if self.decay_per_write:
+            share = F.normalize(write_weight.abs(), p=1.0, dim=-1) * self.num_writes
+            log_decay = log_decay.unsqueeze(-1) * share
+        return Tokens(write_index, write_weight, value, beta, log_decay, read_index, read_weight)
+
+    def _address(self, scores: Tensor, norm: nn.Module | None, count: int) -> tuple[Tensor, Tensor]:
+        """The weights and slots of the `count` best of the N outer sums of the two halves of the scores."""
+        scores = scores.unflatten(-1, (self.num_heads, -1))
+        if norm is not None:
+            scores = norm(scores.unflatten(-1, (2, -1))).flatten(-2)
+        selected, index = product_key_topk(scores, count, backend=self.backend)
+        if self.weighting == "l2":
+            return F.normalize(selected, dim=-1), index
+        return torch.softmax(selected / self.temperature, dim=-1), index
+
+    def _output(self, x: Tensor, readings: Tensor) -> Tensor:
+        gate = self.gate_proj(x)
+        gate = F.silu(gate) if self.output_gate == "silu" else torch.sigmoid(gate)
+        return self.out_proj(self.output_norm(readings).flatten(-2) * gate)
+
+    def _check_input(self, x: Tensor, dim: int, meaning: str) -> None:
+        if x.dim() != dim or x.shape[-1] != self.hidden_size:
+            raise ValueError(f"x must be {meaning} with hidden_size = {self.hidden_size}, got shape {list(x.shape)}")
+
+    def _check_mask(self, x: Tensor, attention_mask: Tensor | None, cu_seqlens: Tensor | None) -> Tensor | None:
+        if attention_mask is None:
+            return None
+        if cu_seqlens is not None:
+            raise ValueError("attention_mask and cu_seqlens exclude each other: packed documents have no padding")
+        if attention_mask.shape != x.shape[:2]:
+            raise ValueError(
+                f"attention_mask must be [B,T] = {list(x.shape[:2])}, got shape {list(attention_mask.shape)}"
+            )
+        return attention_mask != 0
+
+    def extra_repr(self) -> str:
+        return (
+            f"hidden_size={self.hidden_size}, num_heads={self.num_heads}, num_slots={self.num_slots}, "
+            f"num_writes={self.num_writes}, num_reads={self.num_reads}, "
+            f"learned_initial_state={self.initial_state is not None}"
+        )
+
+
+def _positive(**sizes: int) -> None:
+    for name, size in sizes.items():
+        if not isinstance(size, int) or size < 1:
+            raise ValueError(f"{name} must be a positive integer, got {size!r}")
+
+
+def _one_of(choices: tuple[str, ...], **options: str) -> None:
+    for name, option in options.items():
+        if option not in choices:
+            raise ValueError(f"{name} must be one of {choices}, got {option!r}")
+
+
+def _slots(num_slots: int | None, hidden_size: int, num_heads: int) -> int:
+    if num_slots is None:
+        if hidden_size % (4 * num_heads):
+            raise ValueError(
+                f"hidden_size = {hidden_size} must be divisible by 4 * num_heads = {4 * num_heads} for the default "
+                "num_slots = (hidden_size / (4 num_heads))^2; pass num_slots"
+            )
+        return (hidden_size // (4 * num_heads)) ** 2
+    _positive(num_slots=num_slots)
+    side = math.isqrt(num_slots)
+    if side * side != num_slots:
+        raise ValueError(
+            f"num_slots must be a perfect square (product keys address sqrt(N) x sqrt(N) slots), got {num_slots}; "
+            f"the nearest are {side**2} and {(side + 1) ** 2}"
+        )
+    return num_slots

@@ -1,0 +1,60 @@
+"""Product keys: the k best of N slots from 2 sqrt(N) scores.
+
+A slot is a pair (i1, i2) and scores `scores[i1] + scores[sqrt(N) + i2]`. The order among slots is total and the same
+for every backend: by the exact real sum, larger first, then by slot number, lower first. See `order.py`.
+
+Shapes: n = sqrt(N) scores per half, k selected slots, P candidate pairs.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from sdm.ops.backends import choose_backend
+from sdm.ops.product_key.pruned import product_key_topk_pruned
+from sdm.ops.product_key.reference import product_key_topk_reference
+
+__all__ = ["product_key_topk"]
+
+SUPPORTED = ("reference", "chunked")
+
+
+def product_key_topk(scores: Tensor, k: int, *, backend: str = "auto") -> tuple[Tensor, Tensor]:
+    """The k largest of the N sums `scores[..., i1] + scores[..., sqrt(N) + i2]`, without forming all N.
+
+    Args:
+        scores: `[..., 2 sqrt(N)]`, the two halves of sub-scores side by side, floating point.
+        k: how many slots to select, 1 to N. It may exceed sqrt(N).
+        backend: "auto", "reference" (forms all N sums), "chunked" (plain PyTorch on the pairs that can win) or
+            "native" (C++, CPU).
+
+    Returns:
+        values: `[..., k]` the selected sums, in the dtype of scores and at least float32; gradients flow through them.
+        index: `[..., k]` int64, the selected slots `i1 * sqrt(N) + i2`, ascending.
+
+    Equal sums go to the lower slot. NaN counts as the largest score, so that it reaches the output instead of being
+    hidden by the selection; whatever the scores, the slots are distinct and in range.
+    """
+    _check(scores, k)
+    dtype = torch.promote_types(scores.dtype, torch.float32)
+    chosen = choose_backend(backend, scores.device, dtype, SUPPORTED)
+    if chosen == "reference":
+        return product_key_topk_reference(scores.to(dtype), k)
+    return product_key_topk_pruned(scores.to(dtype), k)
+
+
+def _check(scores: Tensor, k: int) -> None:
+    if not isinstance(scores, Tensor):
+        raise TypeError(f"scores must be a torch.Tensor, got {type(scores).__name__}")
+    if not scores.is_floating_point():
+        raise TypeError(f"scores must be a floating-point tensor, got {scores.dtype}")
+    if scores.dim() < 1 or scores.shape[-1] < 2 or scores.shape[-1] % 2:
+        raise ValueError(
+            f"scores must be [..., 2*sqrt(N)], two halves of equal and positive length, got shape {list(scores.shape)}"
+        )
+    if isinstance(k, bool) or not isinstance(k, int | torch.SymInt):
+        raise TypeError(f"k must be an integer, got {type(k).__name__}")
+    num_slots = (scores.shape[-1] // 2) ** 2
+    if not 1 <= k <= num_slots:
+        raise ValueError(f"k must lie in [1, N] = [1, {num_slots}] for {scores.shape[-1]} scores, got {k}")

@@ -1,0 +1,15 @@
+"""Product-key selection over all N sums: the specification that every other backend is compared with."""
+
+from __future__ import annotations
+
+from torch import Tensor
+
+from sdm.ops.product_key.order import exact_sum, first_k, ranking_scores, values_at
+
+
+def product_key_topk_reference(scores: Tensor, k: int) -> tuple[Tensor, Tensor]:
+    """scores [..., 2n] -> values and slots [..., k]."""
+    first, second = ranking_scores(scores).chunk(2, dim=-1)
+    rounded, error = exact_sum(first.unsqueeze(-1), second.unsqueeze(-2))
+    index = first_k(rounded.flatten(-2), error.flatten(-2), k)
+    return values_at(scores, index), index

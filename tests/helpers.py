@@ -1,0 +1,82 @@
+"""Random inputs of the ops, and the comparison that every backend must pass."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from sdm.ops.sparse_delta_rule.inputs import Tokens
+
+
+def distinct_slots(shape: Sequence[int], count: int, num_slots: int) -> Tensor:
+    """[*shape, count] sorted, distinct slots."""
+    return torch.rand(*shape, num_slots).argsort(-1)[..., :count].sort(-1).values
+
+
+def random_tokens(
+    B: int = 2,
+    T: int = 13,
+    H: int = 2,
+    W: int = 3,
+    R: int = 4,
+    N: int = 9,
+    D: int = 5,
+    *,
+    dtype: torch.dtype = torch.float64,
+    decay: float = 0.4,
+    per_write: bool = False,
+) -> Tokens:
+    gates = (B, T, H)
+    return Tokens(
+        write_index=distinct_slots(gates, W, N),
+        write_weight=torch.randn(*gates, W, dtype=dtype).softmax(-1),
+        value=torch.randn(*gates, D, dtype=dtype),
+        beta=torch.rand(*gates, dtype=dtype),
+        log_decay=-decay * torch.rand(*gates, W, dtype=dtype)
+        if per_write
+        else -decay * torch.rand(*gates, dtype=dtype),
+        read_index=distinct_slots(gates, R, N),
+        read_weight=torch.randn(*gates, R, dtype=dtype).softmax(-1),
+    )
+
+
+def outputs_and_gradients(
+    run: Callable[..., tuple[Tensor, ...]], inputs: Sequence[Tensor], dtype: torch.dtype | None = None
+) -> list[Tensor]:
+    """All outputs of `run(*inputs)` and the gradients of every float input under fixed random cotangents."""
+    leaves = [x.detach().to(dtype or x.dtype).requires_grad_() if x.is_floating_point() else x.detach() for x in inputs]
+    outputs = run(*leaves)
+    generator = torch.Generator().manual_seed(1)
+    loss = sum((y.double() * torch.randn(y.shape, generator=generator, dtype=torch.float64)).sum() for y in outputs)
+    differentiable = [x for x in leaves if x.requires_grad]
+    gradients = torch.autograd.grad(loss, differentiable, materialize_grads=True)  # type: ignore[arg-type]
+    return [*(y.detach() for y in outputs), *gradients]
+
+
+def relative_error(actual: Tensor, expected: Tensor) -> float:
+    """Largest deviation, relative to the largest expected magnitude."""
+    if expected.numel() == 0:
+        return 0.0
+    scale = expected.double().abs().max().clamp(min=1e-30)
+    return float((actual.double() - expected.double()).abs().max() / scale)
+
+
+def assert_close(actual: Sequence[Tensor], expected: Sequence[Tensor], tolerance: float) -> None:
+    assert len(actual) == len(expected)
+    for position, (a, e) in enumerate(zip(actual, expected, strict=True)):
+        assert a.shape == e.shape, f"tensor {position}: shape {list(a.shape)}, expected {list(e.shape)}"
+        assert a.isfinite().all(), f"tensor {position} is not finite"
+        error = relative_error(a, e)
+        assert error <= tolerance, f"tensor {position}: relative error {error:.3g} > {tolerance:g}"
+
+
+def assert_identical(actual: Sequence[Tensor], expected: Sequence[Tensor]) -> None:
+    for position, (a, e) in enumerate(zip(actual, expected, strict=True)):
+        assert torch.equal(a, e), f"tensor {position} differs by up to {relative_error(a, e):.3g}"
+
+
+def replaced(tokens: Tokens, **changes: Any) -> Tokens:
+    return tokens._replace(**changes)
