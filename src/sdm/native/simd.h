@@ -5,6 +5,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <cstring>
+#include <utility>
 
 #if defined(__AVX512F__)
 #define SDM_VECTOR_BYTES 64
@@ -56,42 +57,45 @@ SDM_INLINE Vector<Real> broadcast(Real x) {
   return x - Vector<Real>{};
 }
 
-// [a0+a1, a2+a3, ..., b0+b1, ...]: one level of a tree that sums many vectors at once.
-template <class Real>
-SDM_INLINE Vector<Real> add_neighbours(Vector<Real> a, Vector<Real> b) {
-  typename VectorOf<Real>::mask even, odd;
-  for (int lane = 0; lane < kLanes<Real>; ++lane) {
-    even[lane] = 2 * lane;
-    odd[lane] = 2 * lane + 1;
-  }
+// One level of a tree that sums many vectors at once. In every block of 2 * Half lanes, the lower half of the result is
+// the sum of the two halves of a's block, the upper half the same of b's.
+template <class Real, int Half, int... Lane>
+SDM_INLINE Vector<Real> add_halves(Vector<Real> a, Vector<Real> b, std::integer_sequence<int, Lane...>) {
+  constexpr int L = kLanes<Real>;
 #if defined(__clang__)
-  Vector<Real> x, y;
-  for (int lane = 0; lane < kLanes<Real>; ++lane) {
-    const int i = 2 * lane, half = kLanes<Real>;
-    x[lane] = i < half ? a[i] : b[i - half];
-    y[lane] = i < half ? a[i + 1] : b[i + 1 - half];
-  }
-  return x + y;
+#define SDM_SHUFFLE(...) __builtin_shufflevector(a, b, __VA_ARGS__)
 #else
-  return __builtin_shuffle(a, b, even) + __builtin_shuffle(a, b, odd);
+#define SDM_SHUFFLE(...) __builtin_shuffle(a, b, typename VectorOf<Real>::mask{__VA_ARGS__})
 #endif
+  return SDM_SHUFFLE((Lane % (2 * Half) < Half ? Lane : L + Lane - Half)...) +
+         SDM_SHUFFLE((Lane % (2 * Half) < Half ? Lane + Half : L + Lane)...);
+#undef SDM_SHUFFLE
 }
 
-// The sum of each of `Count` vectors (a power of two up to the number of lanes), in the first `Count` lanes.
-template <class Real, int Count>
+template <class Real, int Half>
+SDM_INLINE Vector<Real> add_halves(Vector<Real> a, Vector<Real> b) {
+  return add_halves<Real, Half>(a, b, std::make_integer_sequence<int, kLanes<Real>>{});
+}
+
+// Lane i of the result is the sum of vector i, for as many vectors as there are lanes.
+template <class Real, int Half = 1>
 SDM_INLINE Vector<Real> sums_of(const Real* vectors) {
-  if constexpr (Count == 1) {
+  constexpr int L = kLanes<Real>;
+  if constexpr (Half == L) {
     return load(vectors);
   } else {
-    return add_neighbours<Real>(sums_of<Real, Count / 2>(vectors),
-                                sums_of<Real, Count / 2>(vectors + (Count / 2) * kLanes<Real>));
+    return add_halves<Real, Half>(sums_of<Real, 2 * Half>(vectors), sums_of<Real, 2 * Half>(vectors + Half * L));
   }
 }
 
-template <class Real>
+template <class Real, int Half = kLanes<Real> / 2>
 SDM_INLINE Real horizontal_sum(Vector<Real> v) {
-  for (int width = kLanes<Real>; width > 1; width /= 2) v = add_neighbours<Real>(v, v);
-  return v[0];
+  v = add_halves<Real, Half>(v, v);
+  if constexpr (Half == 1) {
+    return v[0];
+  } else {
+    return horizontal_sum<Real, Half / 2>(v);
+  }
 }
 
 // out[i] (+)= the sum of vector i, for `count` vectors laid one after the other. The order of additions within a
@@ -101,7 +105,7 @@ SDM_INLINE void sum_each(const Real* vectors, int count, bool accumulate, Real* 
   constexpr int L = kLanes<Real>;
   int i = 0;
   for (; i + L <= count; i += L) {
-    Vector<Real> sums = sums_of<Real, L>(vectors + i * L);
+    Vector<Real> sums = sums_of<Real>(vectors + i * L);
     if (accumulate) sums += load(out + i);
     store(out + i, sums);
   }
@@ -111,7 +115,11 @@ SDM_INLINE void sum_each(const Real* vectors, int count, bool accumulate, Real* 
   }
 }
 
+#ifdef NOPF
+SDM_INLINE void prefetch(const void*) {}
+#else
 SDM_INLINE void prefetch(const void* address) { __builtin_prefetch(address, 1, 3); }
+#endif
 
 template <int Bytes>
 SDM_INLINE void prefetch_range(const void* address) {

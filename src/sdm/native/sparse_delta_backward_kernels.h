@@ -27,6 +27,12 @@ SDM_INLINE Tile<Real, S> pushed(const Stream<Real>& stream, const BackwardSlab<R
   return u;
 }
 
+template <class Real>
+SDM_INLINE const Real* choose(const Real* if_zero, const Real* if_one, int which) {
+  const auto zero = reinterpret_cast<uintptr_t>(if_zero), one = reinterpret_cast<uintptr_t>(if_one);
+  return reinterpret_cast<const Real*>(zero ^ ((zero ^ one) & (uintptr_t{0} - static_cast<uintptr_t>(which))));
+}
+
 // Runs the writes forward again, from the initial rows to the final ones, and copies the rows that the plan saves.
 template <class Real, int S, bool Retrieves, bool PerWrite>
 SDM_INLINE void replay_slab(const Stream<Real>& stream, const BackwardSlab<Real>& slab) {
@@ -36,7 +42,8 @@ SDM_INLINE void replay_slab(const Stream<Real>& stream, const BackwardSlab<Real>
   Real* copy = slab.saved_rows;
   for (int64_t t = 0; t < stream.tokens; ++t) {
     const int32_t* write_row = stream.write_row + t * W;
-    const int32_t* next_write = t + 1 < stream.tokens ? write_row + W : write_row;
+    using Rows = Ahead<Real, S * static_cast<int>(sizeof(Real))>;
+    const Rows next_writes = {slab.table, 2 * S, write_row + W, t + 1 < stream.tokens ? W : 0};
     const uint8_t* saved = stream.saved + t * W;
     const Real* push = stream.push + t * stream.push_stride;
     const Real* factor = stream.factor + (PerWrite ? t * W : t);
@@ -44,7 +51,7 @@ SDM_INLINE void replay_slab(const Stream<Real>& stream, const BackwardSlab<Real>
     const T u = pushed<Real, S, Retrieves>(stream, slab, t, at);
     for (int i = 0; i < W; ++i) {
       Real* row = slab.table + int64_t{write_row[i]} * (2 * S);
-      prefetch_range<S * sizeof(Real)>(slab.table + int64_t{next_write[i]} * (2 * S));
+      next_writes.fetch(i);
       const Vector<Real> f = broadcast<Real>(factor[PerWrite ? i : 0]), k = broadcast<Real>(push[i]);
       if (saved[i]) {
         for (int v = 0; v < T::V; ++v) store(copy + v * L, load(row + v * L));
@@ -59,8 +66,8 @@ template <class Real, int S, bool Retrieves, bool PerWrite>
 SDM_INLINE void backward_slab(const Stream<Real>& stream, const BackwardSlab<Real>& slab) {
   using T = Tile<Real, S>;
   constexpr int L = kLanes<Real>;
-  constexpr int kRowBytes = 2 * S * static_cast<int>(sizeof(Real));
   const int W = stream.writes, R = stream.reads;
+  const int64_t token_stride = stream.heads * stream.channels;
   const int64_t partial_stride = partial_width(W, R, PerWrite);
   Real* const table = slab.table;
   Real* const lanes = slab.lanes;
@@ -68,20 +75,25 @@ SDM_INLINE void backward_slab(const Stream<Real>& stream, const BackwardSlab<Rea
   for (int64_t t = stream.tokens - 1; t >= 0; --t) {
     const int32_t* write_row = stream.write_row + t * W;
     const int32_t* read_row = stream.read_row + t * R;
-    const int32_t* next_write = t > 0 ? write_row - W : write_row;
-    const int32_t* next_read = t > 0 ? read_row - R : read_row;
+    using Rows = Ahead<Real, 2 * S * static_cast<int>(sizeof(Real))>;
+    const Rows writes = {table, 2 * S, write_row, W}, next_reads = {table, 2 * S, read_row - R, t > 0 ? R : 0};
     const uint8_t* saved = stream.saved + t * W;
     const Real* push = stream.push + t * stream.push_stride;
     const Real* factor = stream.factor + (PerWrite ? t * W : t);
     const Real* inverse = stream.inverse + (PerWrite ? t * W : t);
     const Real* read_weight = stream.read_weight + t * stream.heads * R;
-    const int64_t at = t * stream.heads * stream.channels + slab.first_channel;
+    const int64_t at = t * token_stride + slab.first_channel;
     Real* partial = slab.partial + t * partial_stride;
 
+    if (t > 0) {
+      prefetch_range<S * static_cast<int>(sizeof(Real))>(slab.grad_y + at - token_stride);
+      if constexpr (Retrieves) prefetch_range<S * static_cast<int>(sizeof(Real))>(slab.error + at - token_stride);
+    }
     const T dy = load_channels<Real, S>(slab.grad_y + at, slab.channels);
     for (int j = 0; j < R; ++j) {
       Real* memory = table + int64_t{read_row[j]} * (2 * S);
       Real* gradient = memory + S;
+      writes.fetch(j);
       const Vector<Real> q = broadcast<Real>(read_weight[j]);
       Vector<Real> dot = {};
       for (int v = 0; v < T::V; ++v) {
@@ -90,6 +102,7 @@ SDM_INLINE void backward_slab(const Stream<Real>& stream, const BackwardSlab<Rea
       }
       store(lanes + j * L, dot);
     }
+    writes.fetch_from(R);
     sum_each<Real>(lanes, R, slab.accumulate, partial + W);
 
     const T u = pushed<Real, S, Retrieves>(stream, slab, t, at);
@@ -105,7 +118,6 @@ SDM_INLINE void backward_slab(const Stream<Real>& stream, const BackwardSlab<Rea
       }
       store(lanes + i * L, dot);
     }
-    for (int j = 0; j < R; ++j) prefetch_range<kRowBytes>(table + int64_t{next_read[j]} * (2 * S));
 
     T dr = {};
     Vector<Real> beta_lanes = {};
@@ -125,13 +137,14 @@ SDM_INLINE void backward_slab(const Stream<Real>& stream, const BackwardSlab<Rea
     for (int i = 0; i < W; ++i) {
       Real* memory = table + int64_t{write_row[i]} * (2 * S);
       Real* gradient = memory + S;
-      prefetch_range<kRowBytes>(table + int64_t{next_write[i]} * (2 * S));
-      // Chosen without a branch: whether a row was saved is as good as random to the predictor.
-      const bool keep = saved[i] != 0;
-      const Real* from = keep ? copy : memory;
-      copy += keep ? S : 0;
-      const Real scale = keep ? Real(1) : inverse[PerWrite ? i : 0];
-      const Vector<Real> undo = broadcast<Real>(keep ? Real(0) : push[i] * scale), grow = broadcast<Real>(scale);
+      next_reads.fetch(i);
+      // Chosen by arithmetic: whether a row was saved is as good as random to the branch predictor.
+      const int keep = saved[i];
+      const Real* from = choose(memory, copy, keep);
+      copy += keep * S;
+      const Real inverted = inverse[PerWrite ? i : 0];
+      const Real scales[2] = {inverted, Real(1)}, undos[2] = {inverted, Real(0)};
+      const Vector<Real> grow = broadcast<Real>(scales[keep]), undo = broadcast<Real>(push[i] * undos[keep]);
       const Vector<Real> f = broadcast<Real>(factor[PerWrite ? i : 0]), k = broadcast<Real>(push[i]);
       Vector<Real> dot = {}, factor_dot = {};
       for (int v = 0; v < T::V; ++v) {
@@ -154,6 +167,7 @@ SDM_INLINE void backward_slab(const Stream<Real>& stream, const BackwardSlab<Rea
         decay_lanes += factor_dot;
       }
     }
+    next_reads.fetch_from(W);
     sum_each<Real>(lanes, W, slab.accumulate, partial);
     if constexpr (PerWrite) {
       sum_each<Real>(factor_lanes, W, slab.accumulate, partial + W + R);

@@ -88,11 +88,28 @@ SDM_INLINE void store_channels(Real* to, const Tile<Real, S>& tile, int64_t chan
   }
 }
 
+// Rows that are visited soon. L3 is far away, so each loop over rows asks for the rows of the loop after it, one
+// request per row of its own: a burst of requests would fill the miss buffers and stall.
+template <class Stored, int Bytes>
+struct Ahead {
+  const Stored* table;
+  int64_t stride;
+  const int32_t* rows;
+  int count;
+
+  SDM_INLINE void fetch(int i) const {
+    if (i < count) prefetch_range<Bytes>(table + rows[i] * stride);
+  }
+  SDM_INLINE void fetch_from(int i) const {
+    for (; i < count; ++i) prefetch_range<Bytes>(table + rows[i] * stride);
+  }
+};
+
 // sum_i weight_i * scale_i * row_i. Several rows are summed side by side where one row alone would leave the
 // multipliers waiting for each other.
-template <class Real, class Stored, int S>
+template <class Real, class Stored, int S, class Next>
 SDM_INLINE Tile<Real, S> weighted_rows(const Stored* table, int64_t stride, const int32_t* rows, const Real* weight,
-                                       const Real* scale, int count) {
+                                       const Real* scale, int count, const Next& next) {
   using T = Tile<Real, S>;
   constexpr int kSideBySide = T::V >= 8 ? 1 : 8 / T::V;
   Tile<Real, S> sum[kSideBySide] = {};
@@ -100,15 +117,18 @@ SDM_INLINE Tile<Real, S> weighted_rows(const Stored* table, int64_t stride, cons
   for (; i + kSideBySide <= count; i += kSideBySide) {
     for (int n = 0; n < kSideBySide; ++n) {
       const Stored* row = table + rows[i + n] * stride;
+      next.fetch(i + n);
       const Vector<Real> w = broadcast<Real>(scale ? weight[i + n] * scale[i + n] : weight[i + n]);
       for (int v = 0; v < T::V; ++v) sum[n].v[v] += w * load_row(row + v * kLanes<Real>);
     }
   }
   for (; i < count; ++i) {
     const Stored* row = table + rows[i] * stride;
+    next.fetch(i);
     const Vector<Real> w = broadcast<Real>(scale ? weight[i] * scale[i] : weight[i]);
     for (int v = 0; v < T::V; ++v) sum[0].v[v] += w * load_row(row + v * kLanes<Real>);
   }
+  next.fetch_from(count);
   for (int half = kSideBySide / 2; half > 0; half /= 2) {
     for (int n = 0; n < half; ++n) {
       for (int v = 0; v < T::V; ++v) sum[n].v[v] += sum[n + half].v[v];
@@ -123,7 +143,6 @@ template <class Real, class Stored, int S, bool Retrieves, bool PerWrite>
 SDM_INLINE void forward_slab(const Stream<Real>& stream, const ForwardSlab<Real>& slab) {
   using T = Tile<Real, S>;
   constexpr int L = kLanes<Real>;
-  constexpr int kRowBytes = S * static_cast<int>(sizeof(Stored));
   const int W = stream.writes, R = stream.reads;
   const int64_t token_stride = stream.heads * stream.channels;
   const int64_t stride = slab.row_stride;
@@ -135,14 +154,15 @@ SDM_INLINE void forward_slab(const Stream<Real>& stream, const ForwardSlab<Real>
     const Real* factor = stream.factor + (PerWrite ? t * W : t);
     const Real* read_weight = stream.read_weight + t * stream.heads * R;
     const int64_t at = t * token_stride + slab.first_channel;
-    // The rows of the next token travel to the first cache while this token is computed.
-    const bool more = t + 1 < stream.tokens;
-    const int32_t* next_write = more ? write_row + W : write_row;
-    const int32_t* next_read = more ? read_row + R : read_row;
+    using Rows = Ahead<Stored, S * static_cast<int>(sizeof(Stored))>;
+    const Rows none = {table, stride, nullptr, 0}, reads = {table, stride, read_row, R};
+    const Rows next_writes = {table, stride, write_row + W, t + 1 < stream.tokens ? W : 0};
 
+    if (t + 1 < stream.tokens) prefetch_range<S * static_cast<int>(sizeof(Real))>(stream.value + at + token_stride);
     T u = load_channels<Real, S>(stream.value + at, slab.channels);
     if constexpr (Retrieves) {
-      const T retrieved = weighted_rows<Real, Stored, S>(table, stride, write_row, push, PerWrite ? factor : nullptr, W);
+      const T retrieved =
+          weighted_rows<Real, Stored, S>(table, stride, write_row, push, PerWrite ? factor : nullptr, W, none);
       const Vector<Real> scale = broadcast<Real>(PerWrite ? Real(1) : factor[0]);
       const Vector<Real> beta = broadcast<Real>(stream.beta[t * stream.heads]);
       for (int v = 0; v < T::V; ++v) u.v[v] -= scale * retrieved.v[v];
@@ -151,12 +171,12 @@ SDM_INLINE void forward_slab(const Stream<Real>& stream, const ForwardSlab<Real>
     }
     for (int i = 0; i < W; ++i) {
       Stored* row = table + write_row[i] * stride;
-      prefetch_range<kRowBytes>(table + next_write[i] * stride);
+      reads.fetch(i);
       const Vector<Real> f = broadcast<Real>(factor[PerWrite ? i : 0]), k = broadcast<Real>(push[i]);
       for (int v = 0; v < T::V; ++v) store_row(row + v * L, f * load_row(row + v * L) + k * u.v[v]);
     }
-    for (int j = 0; j < R; ++j) prefetch_range<kRowBytes>(table + next_read[j] * stride);
-    const T y = weighted_rows<Real, Stored, S>(table, stride, read_row, read_weight, nullptr, R);
+    reads.fetch_from(W);
+    const T y = weighted_rows<Real, Stored, S>(table, stride, read_row, read_weight, nullptr, R, next_writes);
     store_channels<Real, S>(slab.y + at, y, slab.channels);
   }
 }
