@@ -13,6 +13,7 @@ from torch import Tensor, nn
 
 from sdm.layers.masked_batch_norm import MaskedBatchNorm
 from sdm.ops import product_key_topk, sparse_delta_rule, sparse_delta_step_
+from sdm.ops.backends import BACKENDS
 from sdm.ops.sparse_delta_rule.inputs import UPDATES, Tokens
 
 WEIGHTINGS = ("softmax", "l2")
@@ -73,6 +74,7 @@ class SparseDeltaMemory(nn.Module):
         _one_of(UPDATES, update=update)
         _one_of(WEIGHTINGS, weighting=weighting)
         _one_of(OUTPUT_GATES, output_gate=output_gate)
+        _one_of(("auto", *BACKENDS), backend=backend)
         if hidden_size % num_heads:
             raise ValueError(f"hidden_size = {hidden_size} must be divisible by num_heads = {num_heads}")
         if not temperature > 0:
@@ -161,10 +163,8 @@ class SparseDeltaMemory(nn.Module):
     def step_(self, x: Tensor, state: Tensor) -> Tensor:
         """Decode one token: x [B,hidden_size] gives y of the same shape; `state` [B,H,N,D] changes in place."""
         self._check_input(x, 2, "[B,hidden_size]")
-        if self.update != "delta":
-            raise ValueError(f'step_ serves update "delta", this layer has {self.update!r}; call the layer with T = 1')
         token = (tensor.squeeze(1) for tensor in self._tokens(x.unsqueeze(1), None))
-        return self._output(x, sparse_delta_step_(state, *token))
+        return self._output(x, sparse_delta_step_(state, *token, update=self.update))
 
     def start_state(self, batch_size: int) -> Tensor:
         """The memory before the first token, [batch_size,H,N,D], free to be changed in place."""
@@ -208,7 +208,7 @@ class SparseDeltaMemory(nn.Module):
     def _output(self, x: Tensor, readings: Tensor) -> Tensor:
         gate = self.gate_proj(x)
         gate = F.silu(gate) if self.output_gate == "silu" else torch.sigmoid(gate)
-        return self.out_proj(self.output_norm(readings).flatten(-2) * gate)
+        return self.out_proj(self.output_norm(readings.to(self.output_norm.weight.dtype)).flatten(-2) * gate)
 
     def _check_input(self, x: Tensor, dim: int, meaning: str) -> None:
         if x.dim() != dim or x.shape[-1] != self.hidden_size:

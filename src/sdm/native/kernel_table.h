@@ -4,14 +4,17 @@
 // kernels(). To add an op: a member here, its functions in a header that kernels.cpp includes.
 #pragma once
 
+#include "product_key.h"
 #include "sparse_delta_rule.h"
 
 namespace sdm {
 
 struct KernelTable {
   const char* isa;
-  SparseDeltaKernels<float> sparse_delta_f32;
-  SparseDeltaKernels<double> sparse_delta_f64;
+  ProductKeyKernels<float> product_key_float;
+  ProductKeyKernels<double> product_key_double;
+  SparseDeltaKernels<float> sparse_delta_float;
+  SparseDeltaKernels<double> sparse_delta_double;
 };
 
 // The table for this processor, or the one that the environment variable SDM_ISA names (portable, avx2, avx512).
@@ -22,11 +25,11 @@ template <class Real>
 const SparseDeltaKernels<Real>& sparse_delta_kernels();
 template <>
 inline const SparseDeltaKernels<float>& sparse_delta_kernels<float>() {
-  return kernels().sparse_delta_f32;
+  return kernels().sparse_delta_float;
 }
 template <>
 inline const SparseDeltaKernels<double>& sparse_delta_kernels<double>() {
-  return kernels().sparse_delta_f64;
+  return kernels().sparse_delta_double;
 }
 
 const char* isa_name();

@@ -27,10 +27,11 @@ class Backward {
   }
 
   int64_t run() {
-    if (in_.streams() == 0) return 0;
     if (grad_.initial_state) {
       const int64_t tables = initial_.per_sequence ? in_.streams() : in_.heads;
-      advise_huge_pages(grad_.initial_state, tables * in_.slots * in_.channels * sizeof(Real));
+      const auto bytes = static_cast<std::size_t>(tables * in_.slots * in_.channels) * sizeof(Real);
+      advise_huge_pages(grad_.initial_state, bytes);
+      if (in_.streams() == 0) std::memset(grad_.initial_state, 0, bytes);
     }
     int64_t saved = 0;
     const int64_t wanted = streams_at_once(in_.streams(), groups_, in_.threads);

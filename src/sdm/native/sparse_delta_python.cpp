@@ -2,6 +2,7 @@
 
 #include <limits>
 #include <stdexcept>
+#include <string>
 
 #include "sparse_delta_streams.h"
 
@@ -16,9 +17,15 @@ SparseDeltaInputs<Real> checked_inputs(int threads, int64_t sequences, int64_t t
                                        const void* log_decay, const void* read_index, const void* read_weight) {
   if (slots >= std::numeric_limits<int32_t>::max()) throw std::invalid_argument("num_slots must be below 2^31 - 1");
   if (cu_seqlens) {
-    bool ordered = cu_seqlens[0] == 0 && cu_seqlens[sequences] == tokens;
-    for (int64_t s = 0; s < sequences; ++s) ordered &= cu_seqlens[s] <= cu_seqlens[s + 1];
-    if (!ordered) throw std::invalid_argument("cu_seqlens must rise from 0 to the number of tokens");
+    if (cu_seqlens[0] != 0 || cu_seqlens[sequences] != tokens) {
+      throw std::invalid_argument("cu_seqlens must start at 0 and end at T = " + std::to_string(tokens) + ", got " +
+                                  std::to_string(cu_seqlens[0]) + " and " + std::to_string(cu_seqlens[sequences]));
+    }
+    for (int64_t s = 0; s < sequences; ++s) {
+      if (cu_seqlens[s] <= cu_seqlens[s + 1]) continue;
+      throw std::invalid_argument("cu_seqlens must not decrease, got " + std::to_string(cu_seqlens[s]) + " then " +
+                                  std::to_string(cu_seqlens[s + 1]));
+    }
   }
   const auto real = [](const void* data) { return static_cast<const Real*>(data); };
   return {threads,         sequences, tokens,     heads,       slots,     channels,           writes,      reads,

@@ -102,16 +102,18 @@ void fill(const SparseDeltaInputs<Real>& in, const PreparedStream<Real>& prepare
     bool ascending;
     int64_t bad;
     const auto outside = [&](const char* name) {
-      return std::string(name) + " holds slot " + std::to_string(bad) + ", outside [0, " + std::to_string(in.slots) +
-             ")" + where(start + t, prepared.head);
+      return std::string(name) + " must lie in [0, num_slots) = [0, " + std::to_string(in.slots) + "), got " +
+             std::to_string(bad) + where(start + t, prepared.head);
     };
     if (!narrow(static_cast<const Index*>(in.write_index) + cell * W, W, in.slots, write_row, &ascending, &bad)) {
       return error.report(cell, true, outside("write_index"));
     }
     if (!ascending && (bad = repeated_slot(write_row, W)) >= 0) {
-      return error.report(cell, false, "write_index holds slot " + std::to_string(bad) +
-                                           " more than once in one token: the write slots of a token must be distinct" +
-                                           where(start + t, prepared.head));
+      return error.report(cell, false,
+                          "write_index names slot " + std::to_string(bad) +
+                              " more than once within a token; the slots of a token must be distinct (add up the "
+                              "weights of repeated slots first)" +
+                              where(start + t, prepared.head));
     }
     if (!narrow(static_cast<const Index*>(in.read_index) + cell * R, R, in.slots, read_row, &ascending, &bad)) {
       return error.report(cell, true, outside("read_index"));
@@ -124,8 +126,8 @@ void fill(const SparseDeltaInputs<Real>& in, const PreparedStream<Real>& prepare
     const Real* log_decay = in.log_decay + cell * gates;
     for (int32_t i = 0; i < gates; ++i) {
       if (!(log_decay[i] <= 0)) {
-        return error.report(cell, false, "log_decay is " + std::to_string(log_decay[i]) +
-                                             ", but must be 0 or less" + where(start + t, prepared.head));
+        return error.report(cell, false, "log_decay must be at most 0 (a decay factor of at most 1), got " +
+                                             std::to_string(log_decay[i]) + where(start + t, prepared.head));
       }
     }
     if (in.slot_rule) {

@@ -20,7 +20,8 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from sdm.ops.gated_delta_rule.inputs import Tokens, check_decay, document_bounds
+from sdm.ops.checks import check_decay, document_bounds
+from sdm.ops.gated_delta_rule.inputs import Tokens
 
 CHUNK = 64
 
