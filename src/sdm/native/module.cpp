@@ -11,6 +11,7 @@ static PyMethodDef methods[] = {
     SDM_METHOD(product_key_topk_backward),
     SDM_METHOD(sparse_delta_rule_forward),
     SDM_METHOD(sparse_delta_rule_backward),
+    SDM_METHOD(sparse_delta_rule_saved_rows),
     {nullptr, nullptr, 0, nullptr},
 };
 

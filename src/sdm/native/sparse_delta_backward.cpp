@@ -26,24 +26,21 @@ class Backward {
     groups_ = std::min(slabs_, kGroups);
   }
 
-  int64_t run() {
+  void run() {
     if (grad_.initial_state) {
       const int64_t tables = initial_.per_sequence ? in_.streams() : in_.heads;
       const auto bytes = static_cast<std::size_t>(tables * in_.slots * in_.channels) * sizeof(Real);
       advise_huge_pages(grad_.initial_state, bytes);
       if (in_.streams() == 0) std::memset(grad_.initial_state, 0, bytes);
     }
-    int64_t saved = 0;
     const int64_t wanted = streams_at_once(in_.streams(), groups_, in_.threads);
     for (int64_t first = 0, count; first < in_.streams(); first += count) {
       count = std::min(wanted, in_.streams() - first);
       // The gradient of a shared initial state is summed over the sequences in their order: one sequence at a time.
       if (grad_.initial_state && !initial_.per_sequence) count = std::min(count, in_.heads - first % in_.heads);
       const auto set = prepare(in_, first, count, Rows::kCompact, &plan_);
-      for (const auto& prepared : set) saved += prepared.saved_count;
       run_wave(set);
     }
-    return saved;
   }
 
  private:
@@ -193,14 +190,14 @@ class Backward {
 }  // namespace
 
 template <class Real>
-int64_t sparse_delta_backward(const SparseDeltaInputs<Real>& inputs, const InitialState& initial,
-                              const InversionPlan& plan, const SparseDeltaGradients<Real>& grad) {
-  return Backward<Real>(inputs, initial, plan, grad).run();
+void sparse_delta_backward(const SparseDeltaInputs<Real>& inputs, const InitialState& initial,
+                           const InversionPlan& plan, const SparseDeltaGradients<Real>& grad) {
+  Backward<Real>(inputs, initial, plan, grad).run();
 }
 
-template int64_t sparse_delta_backward(const SparseDeltaInputs<float>&, const InitialState&, const InversionPlan&,
-                                       const SparseDeltaGradients<float>&);
-template int64_t sparse_delta_backward(const SparseDeltaInputs<double>&, const InitialState&, const InversionPlan&,
-                                       const SparseDeltaGradients<double>&);
+template void sparse_delta_backward(const SparseDeltaInputs<float>&, const InitialState&, const InversionPlan&,
+                                    const SparseDeltaGradients<float>&);
+template void sparse_delta_backward(const SparseDeltaInputs<double>&, const InitialState&, const InversionPlan&,
+                                    const SparseDeltaGradients<double>&);
 
 }  // namespace sdm

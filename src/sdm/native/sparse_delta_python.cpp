@@ -54,7 +54,7 @@ void sparse_delta_rule_forward(bool is_double, int threads, int64_t sequences, i
   is_double ? run(double{}) : run(float{});
 }
 
-int64_t sparse_delta_rule_backward(bool is_double, int threads, int64_t sequences, int64_t tokens, int64_t heads,
+void sparse_delta_rule_backward(bool is_double, int threads, int64_t sequences, int64_t tokens, int64_t heads,
                                    int64_t slots, int64_t channels, int writes, int reads, bool wide_index,
                                    bool decay_per_write, bool slot_rule, const int64_t* cu_seqlens,
                                    const void* write_index, const void* write_weight, const void* value,
@@ -70,10 +70,29 @@ int64_t sparse_delta_rule_backward(bool is_double, int threads, int64_t sequence
                                          log_decay, read_index, read_weight);
     const auto real = [](void* data) { return static_cast<Real*>(data); };
     const auto constant = [](const void* data) { return static_cast<const Real*>(data); };
-    return sparse_delta_backward<Real>(
+    sparse_delta_backward<Real>(
         in, {initial, false, initial_per_sequence}, {threshold, max_inversions},
         {constant(error), constant(grad_y), constant(grad_final), real(grad_write_weight), real(grad_value),
          real(grad_beta), real(grad_log_decay), real(grad_read_weight), real(grad_initial)});
+  };
+  is_double ? run(double{}) : run(float{});
+}
+
+int64_t sparse_delta_rule_saved_rows(bool is_double, int threads, int64_t sequences, int64_t tokens, int64_t heads,
+                                     int64_t slots, int64_t channels, int writes, int reads, bool wide_index,
+                                     bool decay_per_write, bool slot_rule, const int64_t* cu_seqlens,
+                                     const void* write_index, const void* write_weight, const void* value,
+                                     const void* beta, const void* log_decay, const void* read_index,
+                                     const void* read_weight, double threshold, int64_t max_inversions) {
+  const InversionPlan plan = {threshold, max_inversions};
+  const auto run = [&](auto zero) {
+    using Real = decltype(zero);
+    const auto in = checked_inputs<Real>(threads, sequences, tokens, heads, slots, channels, writes, reads, wide_index,
+                                         decay_per_write, slot_rule, cu_seqlens, write_index, write_weight, value, beta,
+                                         log_decay, read_index, read_weight);
+    int64_t saved = 0;
+    for (const auto& prepared : prepare(in, 0, in.streams(), Rows::kCompact, &plan)) saved += prepared.saved_count;
+    return saved;
   };
   return is_double ? run(double{}) : run(float{});
 }

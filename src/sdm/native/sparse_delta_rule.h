@@ -130,10 +130,9 @@ struct SparseDeltaGradients {
 
 struct InversionPlan;
 
-// Returns how many rows the plan saved.
 template <class Real>
-int64_t sparse_delta_backward(const SparseDeltaInputs<Real>& inputs, const InitialState& initial,
-                              const InversionPlan& plan, const SparseDeltaGradients<Real>& grad);
+void sparse_delta_backward(const SparseDeltaInputs<Real>& inputs, const InitialState& initial,
+                           const InversionPlan& plan, const SparseDeltaGradients<Real>& grad);
 
 // How a pass over tables of up to `rows` rows is cut: the index into kSlabWidths. Depends on sizes alone.
 int slab_kind(int64_t rows, int64_t channels, int64_t bytes_per_row_and_channel);

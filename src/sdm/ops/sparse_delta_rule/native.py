@@ -131,6 +131,25 @@ def sparse_delta_step_native_(
     return sparse_delta_rule_native_(state, *tokens, None, update).squeeze(1)
 
 
+def saved_rows(
+    write_index: Tensor,
+    write_weight: Tensor,
+    value: Tensor,
+    beta: Tensor,
+    log_decay: Tensor,
+    read_index: Tensor,
+    read_weight: Tensor,
+    num_slots: int,
+    update: str = "delta",
+    threshold: float = INVERSION_THRESHOLD,
+    max_inversions: int = MAX_INVERSIONS,
+) -> int:
+    """How many of the B*T*H*W old rows backward copies instead of recovering them by inversion."""
+    tensors = (write_index, write_weight, value, beta, log_decay, read_index, read_weight)
+    inputs = _prepared(*tensors, num_slots, None, update == "slot")
+    return require_core().sparse_delta_rule_saved_rows(*_problem(*inputs), threshold, max_inversions)
+
+
 def _kernel_index(index: Tensor) -> Tensor:
     return index if index.dtype in (torch.int32, torch.int64) else index.to(torch.int32)
 
