@@ -14,7 +14,6 @@
 #pragma once
 
 #include <cmath>
-#include <utility>
 
 #include "gated_delta_kernels.h"
 
@@ -171,7 +170,7 @@ void finish_token(const GatedDeltaArgs<Real>& args, const TokenSums<Real>& sums,
   const int64_t K = args.key_size, rows = round_up<Real>(K);
   const Real* key = args.key + at * K;
   const Real* query = args.query + at * K;
-  sum_each<Real>(sums.lanes, static_cast<int>(3 * rows), false, sums.totals);
+  sum_each(sums.lanes, static_cast<int>(3 * rows), false, sums.totals);
   const Real* from_output = sums.totals;
   const Real* from_grad = sums.totals + rows;
   const Real* from_retrieved = sums.totals + 2 * rows;
