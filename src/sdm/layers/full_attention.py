@@ -63,7 +63,7 @@ class FullAttention(GatedAttention):
             )
         time = query_BTHD.shape[1]
         query, key, value = (x.transpose(1, 2) for x in (query_BTHD, key_BTGD, value_BTGD))
-        if state is None:
+        if state is None or state.key.shape[2] == 0:
             mixed = query
             if time > 0:
                 mixed = F.scaled_dot_product_attention(query, key, value, is_causal=True, enable_gqa=True)
