@@ -11,6 +11,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from sdm.layers.gates import decay_gate, float32_linear, reset_decay
+from sdm.layers.interface import check_input, check_mask, check_one_of, check_positive
 from sdm.layers.masked_batch_norm import MaskedBatchNorm
 from sdm.ops import product_key_topk, sparse_delta_rule, sparse_delta_step_
 from sdm.ops.backends import BACKENDS
@@ -70,11 +72,11 @@ class SparseDeltaMemory(nn.Module):
         backend: str = "auto",
     ) -> None:
         super().__init__()
-        _positive(hidden_size=hidden_size, num_heads=num_heads, num_writes=num_writes, num_reads=num_reads)
-        _one_of(UPDATES, update=update)
-        _one_of(WEIGHTINGS, weighting=weighting)
-        _one_of(OUTPUT_GATES, output_gate=output_gate)
-        _one_of(("auto", *BACKENDS), backend=backend)
+        check_positive(hidden_size=hidden_size, num_heads=num_heads, num_writes=num_writes, num_reads=num_reads)
+        check_one_of(UPDATES, update=update)
+        check_one_of(WEIGHTINGS, weighting=weighting)
+        check_one_of(OUTPUT_GATES, output_gate=output_gate)
+        check_one_of(("auto", *BACKENDS), backend=backend)
         if hidden_size % num_heads:
             raise ValueError(f"hidden_size = {hidden_size} must be divisible by num_heads = {num_heads}")
         if not temperature > 0:
@@ -114,13 +116,9 @@ class SparseDeltaMemory(nn.Module):
 
     def reset_memory_parameters(self) -> None:
         """Initialise the gates and the learned table; the projections keep torch's or the model's own scheme."""
-        with torch.no_grad():
-            self.decay_log_rate.uniform_(0, 16).clamp_(min=1e-4).log_()
-            # b_dt is the inverse softplus of a time step drawn log-uniformly from [0.001, 0.1].
-            step = self.decay_bias.uniform_(math.log(1e-3), math.log(1e-1)).exp()
-            self.decay_bias.copy_(step + torch.log(-torch.expm1(-step)))
-            if self.initial_state is not None:
-                self.initial_state.normal_(std=self.initial_state_std)
+        reset_decay(self.decay_log_rate, self.decay_bias)
+        if self.initial_state is not None:
+            nn.init.normal_(self.initial_state, std=self.initial_state_std)
 
     def forward(
         self,
@@ -144,8 +142,10 @@ class SparseDeltaMemory(nn.Module):
         Returns:
             y [B,T,hidden_size], or (y, state).
         """
-        self._check_input(x, 3, "[B,T,hidden_size]")
-        mask = self._check_mask(x, attention_mask, cu_seqlens)
+        check_input(x, self.hidden_size)
+        mask = check_mask(x, attention_mask, cu_seqlens)
+        if mask is not None:
+            x = x.masked_fill(~mask.unsqueeze(-1), 0)
         readings, final_state = sparse_delta_rule(
             *self._tokens(x, mask),
             initial_state=self.initial_state if state is None else state,
@@ -160,9 +160,10 @@ class SparseDeltaMemory(nn.Module):
             y = y * mask.unsqueeze(-1)
         return (y, final_state) if final_state is not None else y
 
+    @torch.no_grad()
     def step_(self, x: Tensor, state: Tensor) -> Tensor:
         """Decode one token: x [B,hidden_size] gives y of the same shape; `state` [B,H,N,D] changes in place."""
-        self._check_input(x, 2, "[B,hidden_size]")
+        check_input(x, self.hidden_size, "[B,hidden_size]")
         token = (tensor.squeeze(1) for tensor in self._tokens(x.unsqueeze(1), None))
         return self._output(x, sparse_delta_step_(state, *token, update=self.update))
 
@@ -176,18 +177,14 @@ class SparseDeltaMemory(nn.Module):
 
     def _tokens(self, x: Tensor, mask: Tensor | None) -> Tokens:
         """What the memory is told about each token, [B,T,H,...]; padding neither decays nor writes."""
-        dtype = torch.promote_types(x.dtype, torch.float32)
         query, key = self.query_proj(x), self.key_proj(x)
         if self.query_batch_norm is not None:
             query = self.query_batch_norm(query, mask)
         read_weight, read_index = self._address(query, self.query_norm, self.num_reads)
         write_weight, write_index = self._address(key, self.key_norm, self.num_writes)
         value = self.value_proj(x).unflatten(-1, (self.num_heads, self.head_dim))
-        # The gates multiply over thousands of tokens: they are computed in float32 whatever the model's dtype.
-        with torch.autocast(x.device.type, enabled=False):
-            beta = torch.sigmoid(F.linear(x.to(dtype), self.beta_proj.weight.to(dtype)))
-            step = F.softplus(F.linear(x.to(dtype), self.decay_proj.weight.to(dtype), self.decay_bias.to(dtype)))
-            log_decay = -self.decay_log_rate.to(dtype).exp() * step
+        beta = torch.sigmoid(float32_linear(x, self.beta_proj.weight))
+        _, log_decay = decay_gate(x, self.decay_proj.weight, self.decay_bias, self.decay_log_rate)
         if mask is not None:
             beta, log_decay = beta * mask.unsqueeze(-1), log_decay * mask.unsqueeze(-1)
         if self.decay_per_write:
@@ -210,39 +207,12 @@ class SparseDeltaMemory(nn.Module):
         gate = F.silu(gate) if self.output_gate == "silu" else torch.sigmoid(gate)
         return self.out_proj(self.output_norm(readings.to(self.output_norm.weight.dtype)).flatten(-2) * gate)
 
-    def _check_input(self, x: Tensor, dim: int, meaning: str) -> None:
-        if x.dim() != dim or x.shape[-1] != self.hidden_size:
-            raise ValueError(f"x must be {meaning} with hidden_size = {self.hidden_size}, got shape {list(x.shape)}")
-
-    def _check_mask(self, x: Tensor, attention_mask: Tensor | None, cu_seqlens: Tensor | None) -> Tensor | None:
-        if attention_mask is None:
-            return None
-        if cu_seqlens is not None:
-            raise ValueError("attention_mask and cu_seqlens exclude each other: packed documents have no padding")
-        if attention_mask.shape != x.shape[:2]:
-            raise ValueError(
-                f"attention_mask must be [B,T] = {list(x.shape[:2])}, got shape {list(attention_mask.shape)}"
-            )
-        return attention_mask != 0
-
     def extra_repr(self) -> str:
         return (
             f"hidden_size={self.hidden_size}, num_heads={self.num_heads}, num_slots={self.num_slots}, "
             f"num_writes={self.num_writes}, num_reads={self.num_reads}, "
             f"learned_initial_state={self.initial_state is not None}"
         )
-
-
-def _positive(**sizes: int) -> None:
-    for name, size in sizes.items():
-        if not isinstance(size, int) or size < 1:
-            raise ValueError(f"{name} must be a positive integer, got {size!r}")
-
-
-def _one_of(choices: tuple[str, ...], **options: str) -> None:
-    for name, option in options.items():
-        if option not in choices:
-            raise ValueError(f"{name} must be one of {choices}, got {option!r}")
 
 
 def _slots(num_slots: int | None, hidden_size: int, num_heads: int) -> int:
@@ -253,7 +223,7 @@ def _slots(num_slots: int | None, hidden_size: int, num_heads: int) -> int:
                 "num_slots = (hidden_size / (4 num_heads))^2; pass num_slots"
             )
         return (hidden_size // (4 * num_heads)) ** 2
-    _positive(num_slots=num_slots)
+    check_positive(num_slots=num_slots)
     side = math.isqrt(num_slots)
     if side * side != num_slots:
         raise ValueError(
