@@ -60,8 +60,8 @@ def relative_error(actual: Tensor, expected: Tensor) -> float:
     """Largest deviation, relative to the largest expected magnitude."""
     if expected.numel() == 0:
         return 0.0
-    scale = expected.double().abs().max().clamp(min=1e-30)
-    return float((actual.double() - expected.double()).abs().max() / scale)
+    scale = expected.detach().double().abs().max().clamp(min=1e-30)
+    return float((actual.detach().double() - expected.detach().double()).abs().max() / scale)
 
 
 def assert_close(actual: Sequence[Tensor], expected: Sequence[Tensor], tolerance: float) -> None:

@@ -1,5 +1,20 @@
-"""Sequence-mixing layers. All take x [B,T,hidden_size] and hand their state in and out."""
+"""Sequence-mixing layers. All take x [B,T,hidden_size] and hand their state in and out: see `interface.py`."""
 
+from sdm.layers.attention import KeyValueState
+from sdm.layers.full_attention import FullAttention
+from sdm.layers.interface import LayerState, SequenceLayer, map_state
+from sdm.layers.mlp import GatedMLP, mlp_size
+from sdm.layers.sliding_window_attention import SlidingWindowAttention
 from sdm.layers.sparse_delta_memory import SparseDeltaMemory
 
-__all__ = ["SparseDeltaMemory"]
+__all__ = [
+    "FullAttention",
+    "GatedMLP",
+    "KeyValueState",
+    "LayerState",
+    "SequenceLayer",
+    "SlidingWindowAttention",
+    "SparseDeltaMemory",
+    "map_state",
+    "mlp_size",
+]

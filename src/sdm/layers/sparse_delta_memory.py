@@ -11,6 +11,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from sdm.layers.interface import check_input, check_mask, check_one_of, check_positive
 from sdm.layers.masked_batch_norm import MaskedBatchNorm
 from sdm.ops import product_key_topk, sparse_delta_rule, sparse_delta_step_
 from sdm.ops.sparse_delta_rule.inputs import UPDATES, Tokens
@@ -69,10 +70,10 @@ class SparseDeltaMemory(nn.Module):
         backend: str = "auto",
     ) -> None:
         super().__init__()
-        _positive(hidden_size=hidden_size, num_heads=num_heads, num_writes=num_writes, num_reads=num_reads)
-        _one_of(UPDATES, update=update)
-        _one_of(WEIGHTINGS, weighting=weighting)
-        _one_of(OUTPUT_GATES, output_gate=output_gate)
+        check_positive(hidden_size=hidden_size, num_heads=num_heads, num_writes=num_writes, num_reads=num_reads)
+        check_one_of(UPDATES, update=update)
+        check_one_of(WEIGHTINGS, weighting=weighting)
+        check_one_of(OUTPUT_GATES, output_gate=output_gate)
         if hidden_size % num_heads:
             raise ValueError(f"hidden_size = {hidden_size} must be divisible by num_heads = {num_heads}")
         if not temperature > 0:
@@ -142,8 +143,10 @@ class SparseDeltaMemory(nn.Module):
         Returns:
             y [B,T,hidden_size], or (y, state).
         """
-        self._check_input(x, 3, "[B,T,hidden_size]")
-        mask = self._check_mask(x, attention_mask, cu_seqlens)
+        check_input(x, self.hidden_size)
+        mask = check_mask(x, attention_mask, cu_seqlens)
+        if mask is not None:
+            x = x.masked_fill(~mask.unsqueeze(-1), 0)
         readings, final_state = sparse_delta_rule(
             *self._tokens(x, mask),
             initial_state=self.initial_state if state is None else state,
@@ -158,9 +161,10 @@ class SparseDeltaMemory(nn.Module):
             y = y * mask.unsqueeze(-1)
         return (y, final_state) if final_state is not None else y
 
+    @torch.no_grad()
     def step_(self, x: Tensor, state: Tensor) -> Tensor:
         """Decode one token: x [B,hidden_size] gives y of the same shape; `state` [B,H,N,D] changes in place."""
-        self._check_input(x, 2, "[B,hidden_size]")
+        check_input(x, self.hidden_size, "[B,hidden_size]")
         if self.update != "delta":
             raise ValueError(f'step_ serves update "delta", this layer has {self.update!r}; call the layer with T = 1')
         token = (tensor.squeeze(1) for tensor in self._tokens(x.unsqueeze(1), None))
@@ -210,39 +214,12 @@ class SparseDeltaMemory(nn.Module):
         gate = F.silu(gate) if self.output_gate == "silu" else torch.sigmoid(gate)
         return self.out_proj(self.output_norm(readings).flatten(-2) * gate)
 
-    def _check_input(self, x: Tensor, dim: int, meaning: str) -> None:
-        if x.dim() != dim or x.shape[-1] != self.hidden_size:
-            raise ValueError(f"x must be {meaning} with hidden_size = {self.hidden_size}, got shape {list(x.shape)}")
-
-    def _check_mask(self, x: Tensor, attention_mask: Tensor | None, cu_seqlens: Tensor | None) -> Tensor | None:
-        if attention_mask is None:
-            return None
-        if cu_seqlens is not None:
-            raise ValueError("attention_mask and cu_seqlens exclude each other: packed documents have no padding")
-        if attention_mask.shape != x.shape[:2]:
-            raise ValueError(
-                f"attention_mask must be [B,T] = {list(x.shape[:2])}, got shape {list(attention_mask.shape)}"
-            )
-        return attention_mask != 0
-
     def extra_repr(self) -> str:
         return (
             f"hidden_size={self.hidden_size}, num_heads={self.num_heads}, num_slots={self.num_slots}, "
             f"num_writes={self.num_writes}, num_reads={self.num_reads}, "
             f"learned_initial_state={self.initial_state is not None}"
         )
-
-
-def _positive(**sizes: int) -> None:
-    for name, size in sizes.items():
-        if not isinstance(size, int) or size < 1:
-            raise ValueError(f"{name} must be a positive integer, got {size!r}")
-
-
-def _one_of(choices: tuple[str, ...], **options: str) -> None:
-    for name, option in options.items():
-        if option not in choices:
-            raise ValueError(f"{name} must be one of {choices}, got {option!r}")
 
 
 def _slots(num_slots: int | None, hidden_size: int, num_heads: int) -> int:
@@ -253,7 +230,7 @@ def _slots(num_slots: int | None, hidden_size: int, num_heads: int) -> int:
                 "num_slots = (hidden_size / (4 num_heads))^2; pass num_slots"
             )
         return (hidden_size // (4 * num_heads)) ** 2
-    _positive(num_slots=num_slots)
+    check_positive(num_slots=num_slots)
     side = math.isqrt(num_slots)
     if side * side != num_slots:
         raise ValueError(

@@ -1,0 +1,188 @@
+"""What the two attention layers share: projections, rotary positions, the output gate and the key-value state.
+
+Shapes: B batch, T time, S streams (batch rows or documents), H query heads, G key-value heads, D head channels,
+C places of a key-value buffer.
+"""
+
+from __future__ import annotations
+
+import abc
+import dataclasses
+import itertools
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from sdm.layers.interface import (
+    LayerState,
+    check_input,
+    check_positive,
+    check_state,
+    default_heads,
+    map_state,
+)
+from sdm.layers.rope import rotate, rotation
+from sdm.layers.streams import Streams, streams_of
+
+
+@dataclasses.dataclass
+class KeyValueState(LayerState):
+    """The keys (rotated to their positions) and values that later tokens may look at."""
+
+    key: Tensor  # [S,G,C,D]
+    value: Tensor  # [S,G,C,D]
+    length: Tensor  # [S] tokens seen so far, which is the position of the next one
+
+
+class GatedAttention(nn.Module, abc.ABC):
+    """Attention with rotary positions and an elementwise sigmoid gate on its output; subclasses say who sees whom.
+
+    Positions count the valid tokens of a stream, so that padding moves nothing.
+    """
+
+    def __init__(self, hidden_size: int, num_heads: int | None, num_kv_heads: int | None, rope_theta: float) -> None:
+        super().__init__()
+        num_heads = default_heads(hidden_size, num_heads)
+        num_kv_heads = num_heads if num_kv_heads is None else num_kv_heads
+        check_positive(num_kv_heads=num_kv_heads)
+        if num_heads % num_kv_heads:
+            raise ValueError(f"num_heads = {num_heads} must be divisible by num_kv_heads = {num_kv_heads}")
+        if not rope_theta > 0:
+            raise ValueError(f"rope_theta must be positive, got {rope_theta}")
+        self.hidden_size, self.num_heads, self.num_kv_heads = hidden_size, num_heads, num_kv_heads
+        self.head_dim, self.rope_theta = hidden_size // num_heads, float(rope_theta)
+        if self.head_dim % 2:
+            raise ValueError(
+                f"rotary positions turn pairs of channels: hidden_size / num_heads must be even, got {self.head_dim}"
+            )
+        kv_size = num_kv_heads * self.head_dim
+        self.query_proj = nn.Linear(hidden_size, hidden_size, bias=False)
+        self.key_proj = nn.Linear(hidden_size, kv_size, bias=False)
+        self.value_proj = nn.Linear(hidden_size, kv_size, bias=False)
+        self.gate_proj = nn.Linear(hidden_size, hidden_size, bias=False)
+        self.out_proj = nn.Linear(hidden_size, hidden_size, bias=False)
+
+    def forward(
+        self,
+        x: Tensor,
+        state: KeyValueState | None = None,
+        return_state: bool = False,
+        attention_mask: Tensor | None = None,
+        cu_seqlens: Tensor | None = None,
+    ) -> Tensor | tuple[Tensor, KeyValueState]:
+        """Mix a stretch of tokens, as every `sdm.layers.interface.SequenceLayer` does.
+
+        Args:
+            x: [B,T,hidden_size].
+            state: what to continue from, one entry per row (per document with cu_seqlens); None starts anew. It is
+                not changed.
+            return_state: also return the state after the last token.
+            attention_mask: [B,T], zero or False on padding. Padding leaves the state as it is and gives zeros.
+            cu_seqlens: [documents + 1] offsets of documents packed into one row (B = 1).
+
+        Returns:
+            y [B,T,hidden_size], or (y, state).
+        """
+        check_input(x, self.hidden_size)
+        streams = streams_of(x, attention_mask, cu_seqlens)
+        if state is not None:
+            self._check_state(state, streams.count, x.device)
+        aligned = streams.align(x)
+        place, document = streams.offsets(x.shape[1], x.device)
+        position = place
+        if state is not None:
+            position = place + (state.length.unsqueeze(-1) if document is None else state.length[document])
+        query, key, value = self._project(aligned, position)
+        mixed, after = self._attend(query, key, value, position, state, streams, return_state)
+        y = streams.restore(self._output(aligned, mixed))
+        return (y, after) if after is not None else y
+
+    @torch.no_grad()
+    def step_(self, x: Tensor, state: KeyValueState) -> Tensor:
+        """Decode one token: x [B,hidden_size] gives y of the same shape; `state` changes in place."""
+        check_input(x, self.hidden_size, "[B,hidden_size]")
+        self._check_state(state, x.shape[0], x.device)
+        query, key, value = self._project(x, state.length)
+        mixed = self._attend_step_(query, key, value, state)
+        state.length += 1
+        return self._output(x, mixed)
+
+    def start_state(self, batch_size: int) -> KeyValueState:
+        """The state of streams without tokens, free to be changed in place."""
+        weight = self.key_proj.weight
+        shape = (batch_size, self.num_kv_heads, self._start_capacity(), self.head_dim)
+        length = torch.zeros(batch_size, dtype=torch.int64, device=weight.device)
+        return KeyValueState(
+            torch.zeros(shape, dtype=weight.dtype, device=weight.device),
+            torch.zeros(shape, dtype=weight.dtype, device=weight.device),
+            length,
+        )
+
+    @abc.abstractmethod
+    def _attend(
+        self,
+        query_BTHD: Tensor,
+        key_BTGD: Tensor,
+        value_BTGD: Tensor,
+        position: Tensor,
+        state: KeyValueState | None,
+        streams: Streams,
+        return_state: bool,
+    ) -> tuple[Tensor, KeyValueState | None]:
+        """What each token reads, [B,T,H,D], and the state after the last one if it is asked for."""
+
+    def _attend_documents(
+        self,
+        query_BTHD: Tensor,
+        key_BTGD: Tensor,
+        value_BTGD: Tensor,
+        position: Tensor,
+        state: KeyValueState | None,
+        bounds: Tensor,
+        return_state: bool,
+    ) -> tuple[Tensor, KeyValueState | None]:
+        """`_attend` for one packed document after the other."""
+        outputs, states = [], []
+        for document, (start, end) in enumerate(itertools.pairwise(bounds.tolist())):
+            one = slice(document, document + 1)
+            own = map_state(lambda x, one=one: x[one], state) if state is not None else None  # type: ignore[misc]
+            query, key, value, place = (x[:, start:end] for x in (query_BTHD, key_BTGD, value_BTGD, position))
+            mixed, after = self._attend(query, key, value, place, own, Streams(1), return_state)
+            outputs.append(mixed)
+            states.append(after)
+        return torch.cat(outputs, dim=1), _stack([after for after in states if after is not None])
+
+    @abc.abstractmethod
+    def _attend_step_(self, query_BHD: Tensor, key_BGD: Tensor, value_BGD: Tensor, state: KeyValueState) -> Tensor:
+        """Write one key and value per stream into the state, all but its length, and read it: [B,H,D]."""
+
+    @abc.abstractmethod
+    def _start_capacity(self) -> int:
+        """The places of a fresh state's buffers."""
+
+    def _check_state(self, state: KeyValueState, streams: int, device: torch.device) -> None:
+        buffer = (self.num_kv_heads, None, self.head_dim)
+        check_state(state, KeyValueState, streams, device, key=buffer, value=buffer, length=())
+
+    def _project(self, x: Tensor, position: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """Queries [...,H,D], keys and values [...,G,D]; position has the leading dimensions of x, or 1 for B."""
+        cosine, sine = rotation(position, self.head_dim, self.rope_theta)
+        query = rotate(self.query_proj(x).unflatten(-1, (self.num_heads, self.head_dim)), cosine, sine)
+        key = rotate(self.key_proj(x).unflatten(-1, (self.num_kv_heads, self.head_dim)), cosine, sine)
+        return query, key, self.value_proj(x).unflatten(-1, (self.num_kv_heads, self.head_dim))
+
+    def _output(self, x: Tensor, mixed: Tensor) -> Tensor:
+        return self.out_proj(mixed.flatten(-2) * torch.sigmoid(self.gate_proj(x)))
+
+
+def _stack(states: list[KeyValueState]) -> KeyValueState | None:
+    """The states of several streams as one, with buffers as long as the longest."""
+    if not states:
+        return None
+    capacity = max(state.key.shape[2] for state in states)
+    return KeyValueState(
+        torch.cat([F.pad(state.key, (0, 0, 0, capacity - state.key.shape[2])) for state in states]),
+        torch.cat([F.pad(state.value, (0, 0, 0, capacity - state.value.shape[2])) for state in states]),
+        torch.cat([state.length for state in states]),
+    )

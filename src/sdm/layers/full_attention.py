@@ -1,0 +1,128 @@
+"""Causal attention to every earlier token, with key-value heads shared by groups of query heads.
+
+Shapes: B batch, T time, S streams (batch rows or documents), H query heads, G key-value heads, R = H / G query heads
+per key-value head, D head channels, C places of the key-value buffer.
+"""
+
+from __future__ import annotations
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from sdm.layers.attention import GatedAttention, KeyValueState
+from sdm.layers.interface import default_heads
+from sdm.layers.streams import Streams
+
+QUERY_BLOCK = 256
+MIN_CAPACITY = 64
+
+
+class FullAttention(GatedAttention):
+    """Grouped-query attention of each token to itself and all earlier ones.
+
+    The state is a buffer in which the key at position p lies in place p. It doubles when it is full, so that a step
+    copies the cache only once in a while.
+
+    Args:
+        hidden_size: width of the input and output.
+        num_heads: None takes heads of 128 channels.
+        num_kv_heads: None takes half of num_heads, or the next smaller divisor of it.
+        rope_theta: base of the rotary frequencies.
+    """
+
+    def __init__(
+        self,
+        hidden_size: int,
+        num_heads: int | None = None,
+        num_kv_heads: int | None = None,
+        *,
+        rope_theta: float = 500_000.0,
+    ) -> None:
+        num_heads = default_heads(hidden_size, num_heads)
+        if num_kv_heads is None:
+            num_kv_heads = next(count for count in range(max(1, num_heads // 2), 0, -1) if num_heads % count == 0)
+        super().__init__(hidden_size, num_heads, num_kv_heads, rope_theta)
+
+    def _start_capacity(self) -> int:
+        return 0
+
+    def _attend(
+        self,
+        query_BTHD: Tensor,
+        key_BTGD: Tensor,
+        value_BTGD: Tensor,
+        position: Tensor,
+        state: KeyValueState | None,
+        streams: Streams,
+        return_state: bool,
+    ) -> tuple[Tensor, KeyValueState | None]:
+        if streams.bounds is not None:
+            return self._attend_documents(
+                query_BTHD, key_BTGD, value_BTGD, position, state, streams.bounds, return_state
+            )
+        time = query_BTHD.shape[1]
+        query, key, value = (x.transpose(1, 2) for x in (query_BTHD, key_BTGD, value_BTGD))
+        if state is None:
+            mixed = query
+            if time > 0:
+                mixed = F.scaled_dot_product_attention(query, key, value, is_causal=True, enable_gqa=True)
+            length = torch.zeros(query.shape[0], dtype=torch.int64, device=query.device)
+        else:
+            length = state.length
+            capacity = int(length.max()) + time
+            key = _append(state.key, key, length, capacity)
+            value = _append(state.value, value, length, capacity)
+            mixed = _attend_blocks(query, key, value, length)
+        if not return_state:
+            return mixed.transpose(1, 2), None
+        after = KeyValueState(key.contiguous(), value.contiguous(), length + streams.totals(time, length.device))
+        return mixed.transpose(1, 2), after
+
+    def _attend_step_(self, query_BHD: Tensor, key_BGD: Tensor, value_BGD: Tensor, state: KeyValueState) -> Tensor:
+        shortest, longest = (int(length) for length in torch.aminmax(state.length))
+        filled, capacity = longest + 1, state.key.shape[2]
+        if filled > capacity:
+            grown = (0, 0, 0, max(2 * capacity, filled, MIN_CAPACITY) - capacity)
+            state.key, state.value = F.pad(state.key, grown), F.pad(state.value, grown)
+        row = torch.arange(len(state.length), device=key_BGD.device)
+        state.key[row, :, state.length] = key_BGD.to(state.key.dtype)
+        state.value[row, :, state.length] = value_BGD.to(state.value.dtype)
+        mask = None
+        if shortest != longest:
+            mask = torch.arange(filled, device=key_BGD.device) <= state.length[:, None, None, None]
+        # The query heads that share keys stand where time stands otherwise: nothing is repeated.
+        query_BGRD = query_BHD.unflatten(1, (self.num_kv_heads, -1))
+        key, value = (x[:, :, :filled].to(query_BHD.dtype) for x in (state.key, state.value))
+        return F.scaled_dot_product_attention(query_BGRD, key, value, attn_mask=mask).flatten(1, 2)
+
+    def extra_repr(self) -> str:
+        return f"hidden_size={self.hidden_size}, num_heads={self.num_heads}, num_kv_heads={self.num_kv_heads}"
+
+
+def _append(buffer_SGCD: Tensor, new_SGTD: Tensor, length: Tensor, capacity: int) -> Tensor:
+    """A copy of the buffer with `capacity` places and the new entries behind those of each stream."""
+    resized = F.pad(buffer_SGCD, (0, 0, 0, capacity - buffer_SGCD.shape[2])).to(new_SGTD.dtype)
+    place = length.unsqueeze(-1) + torch.arange(new_SGTD.shape[2], device=length.device)
+    return resized.scatter(2, place[:, None, :, None].expand_as(new_SGTD), new_SGTD)
+
+
+def _attend_blocks(query_BHTD: Tensor, key_BGCD: Tensor, value_BGCD: Tensor, length: Tensor) -> Tensor:
+    """Attention of query t of a row to the first `length` + t + 1 places, a block of queries at a time.
+
+    A mask over all queries and places would grow with T^2.
+    """
+    groups = key_BGCD.shape[1]
+    place = torch.arange(key_BGCD.shape[2], device=length.device)
+    outputs = []
+    for start in range(0, query_BHTD.shape[2], QUERY_BLOCK):
+        query = query_BHTD[:, :, start : start + QUERY_BLOCK]
+        own = length.unsqueeze(-1) + torch.arange(start, start + query.shape[2], device=length.device)
+        # Places behind the last one that the block's queries see need not be looked at.
+        end = key_BGCD.shape[2] - query_BHTD.shape[2] + start + query.shape[2]
+        mask_BTC = place[:end] <= own.unsqueeze(-1)
+        shared = query.unflatten(1, (groups, -1)).flatten(2, 3)
+        mask = mask_BTC.repeat(1, query.shape[1] // groups, 1).unsqueeze(1)
+        mixed = F.scaled_dot_product_attention(shared, key_BGCD[:, :, :end], value_BGCD[:, :, :end], attn_mask=mask)
+        outputs.append(mixed.unflatten(2, (-1, query.shape[2])).flatten(1, 2))
+    return torch.cat(outputs, dim=2) if outputs else query_BHTD

@@ -1,0 +1,133 @@
+"""What every layer offers, what a state is, and the helpers that the layers share.
+
+A layer mixes tokens over time and keeps what it remembers in a state that it is given and gives back. A state is a
+tensor, or a `LayerState`: a dataclass of tensors. Each tensor has one entry per stream (batch row or document) in its
+first dimension, so that `map_state` can reorder, repeat, fork or move a state without knowing the layer.
+
+Shapes: B batch, T time.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable
+from typing import Any, Protocol, TypeVar, overload
+
+import torch
+from torch import Tensor
+
+
+@dataclasses.dataclass
+class LayerState:
+    """Base of the states that consist of several tensors."""
+
+    def tensors(self) -> dict[str, Tensor]:
+        return {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}
+
+
+StateT = TypeVar("StateT", bound=LayerState)
+
+
+class SequenceLayer(Protocol):
+    """What a model may expect of a layer. The state is the layer's own; a caller only stores it and hands it back."""
+
+    hidden_size: int
+
+    def __call__(
+        self,
+        x: Tensor,
+        state: Any = None,
+        return_state: bool = False,
+        attention_mask: Tensor | None = None,
+        cu_seqlens: Tensor | None = None,
+    ) -> Any:
+        """Mix a stretch of tokens: y [B,T,hidden_size], or (y, state) with return_state.
+
+        Differentiable, in the state too, and free of side effects: the given state stays as it is.
+
+        Args:
+            x: [B,T,hidden_size].
+            state: the state to continue from, one entry per row, or per document with cu_seqlens; None starts anew.
+            return_state: also return the state after the last token.
+            attention_mask: [B,T], zero or False on padding. Padding leaves the state as it is and gives zeros.
+            cu_seqlens: [documents + 1] offsets of documents packed into one row (B = 1). Each is a stream of its own.
+        """
+
+    def step_(self, x: Tensor, state: Any) -> Tensor:
+        """Decode one token: x [B,hidden_size] gives y of the same shape. The state changes in place; no gradients."""
+
+    def start_state(self, batch_size: int) -> Any:
+        """The state of streams without tokens, free to be changed in place."""
+
+
+@overload
+def map_state(function: Callable[[Tensor], Tensor], state: Tensor) -> Tensor: ...
+
+
+@overload
+def map_state(function: Callable[[Tensor], Tensor], state: StateT) -> StateT: ...
+
+
+def map_state(function: Callable[[Tensor], Tensor], state: Tensor | LayerState) -> Tensor | LayerState:
+    """The state with `function` applied to each of its tensors, e.g. `lambda x: x.index_select(0, rows)`."""
+    if isinstance(state, Tensor):
+        return function(state)
+    return dataclasses.replace(state, **{name: function(x) for name, x in state.tensors().items()})
+
+
+def check_positive(**sizes: int) -> None:
+    for name, size in sizes.items():
+        if not isinstance(size, int) or size < 1:
+            raise ValueError(f"{name} must be a positive integer, got {size!r}")
+
+
+def check_one_of(choices: tuple[str, ...], **options: str) -> None:
+    for name, option in options.items():
+        if option not in choices:
+            raise ValueError(f"{name} must be one of {choices}, got {option!r}")
+
+
+def default_heads(hidden_size: int, num_heads: int | None) -> int:
+    """Heads of 128 channels unless told otherwise, as in the paper's models."""
+    if num_heads is None:
+        check_positive(hidden_size=hidden_size)
+        num_heads = max(1, hidden_size // 128)
+    check_positive(hidden_size=hidden_size, num_heads=num_heads)
+    if hidden_size % num_heads:
+        raise ValueError(f"hidden_size = {hidden_size} must be divisible by num_heads = {num_heads}")
+    return num_heads
+
+
+def check_input(x: Tensor, hidden_size: int, shape: str = "[B,T,hidden_size]") -> None:
+    """`shape` is "[B,hidden_size]" for a single step."""
+    if not isinstance(x, Tensor):
+        raise TypeError(f"x must be a torch.Tensor, got {type(x).__name__}")
+    if x.dim() != shape.count(",") + 1 or x.shape[-1] != hidden_size:
+        raise ValueError(f"x must be {shape} with hidden_size = {hidden_size}, got shape {list(x.shape)}")
+
+
+def check_mask(x: Tensor, attention_mask: Tensor | None, cu_seqlens: Tensor | None) -> Tensor | None:
+    """The mask as booleans [B,T]."""
+    if attention_mask is None:
+        return None
+    if cu_seqlens is not None:
+        raise ValueError("attention_mask and cu_seqlens exclude each other: packed documents have no padding")
+    if not isinstance(attention_mask, Tensor):
+        raise TypeError(f"attention_mask must be a torch.Tensor or None, got {type(attention_mask).__name__}")
+    if attention_mask.shape != x.shape[:2]:
+        raise ValueError(f"attention_mask must be [B,T] = {list(x.shape[:2])}, got shape {list(attention_mask.shape)}")
+    return attention_mask != 0
+
+
+def check_state(state: Any, kind: type[LayerState], streams: int, device: torch.device, **shapes: Any) -> None:
+    """Raise unless `state` is a `kind` whose tensors have these shapes behind the stream dimension; None is any size."""
+    if not isinstance(state, kind):
+        raise TypeError(f"state must be a {kind.__name__} or None, got {type(state).__name__}")
+    for name, shape in shapes.items():
+        x = getattr(state, name)
+        expected = (streams, *shape)
+        if x.dim() != len(expected) or any(e not in (None, n) for e, n in zip(expected, x.shape, strict=True)):
+            sizes = ", ".join("any" if size is None else str(size) for size in expected)
+            raise ValueError(f"state.{name} must have shape [{sizes}], got {list(x.shape)}: is it of another layer?")
+        if x.device != device:
+            raise ValueError(f"state.{name} is on {x.device}, but x is on {device}; move it there")

@@ -1,0 +1,271 @@
+"""What every layer promises: whole = split = token by token, padding and neighbours change nothing, and the rest."""
+
+from __future__ import annotations
+
+import copy
+import itertools
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from helpers import assert_close, assert_identical
+from sdm.layers import FullAttention, LayerState, SlidingWindowAttention, SparseDeltaMemory, map_state
+
+SIZE = 16
+LAYERS: dict[str, Callable[[], nn.Module]] = {
+    "sdm": lambda: SparseDeltaMemory(SIZE, 2, num_slots=16, num_writes=3, num_reads=4),
+    "sdm-null": lambda: SparseDeltaMemory(SIZE, 1, 16, 5, 2, learned_initial_state=False),
+    "swa": lambda: SlidingWindowAttention(SIZE, 2, window=5),
+    "swa-wide": lambda: SlidingWindowAttention(SIZE, 2, window=40),
+    "swa-one": lambda: SlidingWindowAttention(SIZE, 2, window=1),
+    "full": lambda: FullAttention(SIZE, 4, 2),
+}
+TIME = 23
+
+
+@pytest.fixture(params=list(LAYERS))
+def layer(request: pytest.FixtureRequest) -> nn.Module:
+    return LAYERS[request.param]().double()
+
+
+def tensors(state: Any) -> list[Tensor]:
+    return [state] if isinstance(state, Tensor) else list(state.tensors().values())
+
+
+def same_state(layer: Any, actual: Any, expected: Any, tolerance: float = 1e-10) -> None:
+    """Equal where it matters: a later token cannot tell the two apart. Buffers may differ in their spare places."""
+    probe = torch.randn(tensors(expected)[0].shape[0], 3, SIZE, dtype=torch.float64)
+    assert_close([layer(probe, actual)], [layer(probe, expected)], tolerance)
+    if isinstance(expected, Tensor):
+        assert_close([actual], [expected], tolerance)
+
+
+def stepwise(layer: Any, x: Tensor, state: Any) -> tuple[Tensor, Any]:
+    outputs = [layer.step_(x[:, t], state) for t in range(x.shape[1])]
+    return torch.stack(outputs, dim=1), state
+
+
+def test_splitting_changes_nothing(layer: Any) -> None:
+    x = torch.randn(2, TIME, SIZE, dtype=torch.float64)
+    with torch.no_grad():
+        whole, final = layer(x, return_state=True)
+        for cuts in ([0, 1, 9, TIME], [0, 7, 7, 8, TIME], [0, 20, TIME], list(range(TIME + 1))):
+            pieces, state = [], None
+            for start, end in itertools.pairwise(cuts):
+                y, state = layer(x[:, start:end], state, return_state=True)
+                pieces.append(y)
+            assert_close([torch.cat(pieces, 1)], [whole], 1e-10)
+            same_state(layer, state, final)
+
+
+def test_stepping_changes_nothing(layer: Any) -> None:
+    x = torch.randn(2, TIME, SIZE, dtype=torch.float64)
+    with torch.no_grad():
+        whole, final = layer(x, return_state=True)
+        y, state = stepwise(layer, x, layer.start_state(2))
+        assert_close([y], [whole], 1e-10)
+        same_state(layer, state, final)
+        # Steps, then several tokens at once, then steps again.
+        first, state = stepwise(layer, x[:, :6], layer.start_state(2))
+        second, state = layer(x[:, 6:15], state, return_state=True)
+        third, state = stepwise(layer, x[:, 15:], state)
+        assert_close([torch.cat((first, second, third), 1)], [whole], 1e-10)
+        same_state(layer, state, final)
+
+
+def test_steps_work_without_no_grad(layer: Any) -> None:
+    y, state = stepwise(layer, torch.randn(1, 3, SIZE, dtype=torch.float64), layer.start_state(1))
+    assert not y.requires_grad
+    assert not any(x.requires_grad for x in tensors(state))
+
+
+def test_a_given_state_is_not_changed(layer: Any) -> None:
+    x = torch.randn(2, TIME, SIZE, dtype=torch.float64)
+    _, state = layer(x, return_state=True)
+    before = copy.deepcopy(map_state(Tensor.detach, state))
+    layer(x, state, return_state=True)
+    _, later = layer(x[:, :0], state, return_state=True)
+    stepwise(layer, x, map_state(lambda x: x.detach().clone(), later))
+    assert_identical(tensors(state), tensors(before))
+    # The start of a stream is a fresh tensor each time.
+    start = layer.start_state(2)
+    stepwise(layer, x, start)
+    assert_close([layer(x, layer.start_state(2))], [layer(x)], 1e-10)
+
+
+LEFT, RIGHT, HOLES = "left", "right", "holes"
+
+
+@pytest.mark.parametrize("side", [LEFT, RIGHT, HOLES])
+@pytest.mark.parametrize("filled", [False, True])
+def test_padding_changes_nothing(layer: Any, side: str, filled: bool) -> None:
+    lengths = [TIME, 3, 11, 0]
+    mask = torch.zeros(4, TIME, dtype=torch.int64)
+    for row, length in enumerate(lengths):
+        place = {LEFT: torch.arange(TIME - length, TIME), RIGHT: torch.arange(length)}.get(side)
+        mask[row, torch.randperm(TIME)[:length] if place is None else place] = 1
+    x = torch.randn(4, TIME, SIZE, dtype=torch.float64)
+    x[mask == 0] = torch.nan
+    with torch.no_grad():
+        state = None
+        if filled:
+            _, state = layer(torch.randn(4, 9, SIZE, dtype=torch.float64), return_state=True)
+        y, final = layer(x, state, return_state=True, attention_mask=mask)
+        assert (y[mask == 0] == 0).all()
+        # Once more: streams of different lengths go on, and are padded again.
+        again, final_again = layer(x, final, return_state=True, attention_mask=mask)
+        for row in range(4):
+            alone, own = x[row : row + 1, mask[row] == 1], None
+            if filled:
+                own = map_state(lambda s, row=row: s[row : row + 1], state)
+            for output in (y, again):
+                expected, own = layer(alone, own, return_state=True)
+                assert_close([output[row : row + 1, mask[row] == 1]], [expected], 1e-10)
+            same_state(layer, map_state(lambda s, row=row: s[row : row + 1], final_again), own)
+        # Streams of different lengths step side by side.
+        token = torch.randn(4, SIZE, dtype=torch.float64)
+        expected = layer(token.unsqueeze(1), final_again).squeeze(1)
+        assert_close([layer.step_(token, final_again)], [expected], 1e-10)
+
+
+@pytest.mark.parametrize("filled", [False, True])
+def test_packed_documents_are_separate(layer: Any, filled: bool) -> None:
+    bounds = [0, 1, 8, 8, 21, TIME]
+    x = torch.randn(1, TIME, SIZE, dtype=torch.float64)
+    state = None
+    if filled:
+        _, state = layer(torch.randn(5, 4, SIZE, dtype=torch.float64), return_state=True)
+    with torch.no_grad():
+        y, final = layer(x, state, return_state=True, cu_seqlens=torch.tensor(bounds))
+        for document, (start, end) in enumerate(itertools.pairwise(bounds)):
+            one = slice(document, document + 1)
+            own = map_state(lambda s, one=one: s[one], state) if filled else None
+            expected, own = layer(x[:, start:end], own, return_state=True)
+            assert_close([y[:, start:end]], [expected], 1e-10)
+            same_state(layer, map_state(lambda s, one=one: s[one], final), own)
+
+
+def test_rows_are_independent(layer: Any) -> None:
+    x = torch.randn(3, TIME, SIZE, dtype=torch.float64)
+    with torch.no_grad():
+        y = layer(x)
+        for row in range(3):
+            assert_close([layer(x[row : row + 1])], [y[row : row + 1]], 1e-10)
+
+
+def test_later_tokens_do_not_reach_back(layer: Any) -> None:
+    x = torch.randn(1, TIME, SIZE, dtype=torch.float64, requires_grad=True)
+    (gradient,) = torch.autograd.grad(layer(x)[:, 9].sum(), x)
+    assert (gradient[:, 10:] == 0).all()
+    assert (gradient[:, 9] != 0).any()
+
+
+def test_gradients_reach_everything(layer: Any) -> None:
+    x = torch.randn(2, TIME, SIZE, dtype=torch.float64, requires_grad=True)
+    mask = torch.ones(2, TIME, dtype=torch.bool)
+    mask[0, :4] = False
+    y, state = layer(x, return_state=True, attention_mask=mask)
+    y, _ = layer(x, state, return_state=True, attention_mask=mask)
+    y.square().sum().backward()
+    for name, parameter in layer.named_parameters():
+        assert parameter.grad is not None, name
+        assert parameter.grad.isfinite().all(), name
+        assert (parameter.grad != 0).any(), name
+    assert x.grad is not None
+    assert x.grad.isfinite().all()
+    assert (x.grad[0, :4] == 0).all()
+
+
+def test_gradients_pass_through_the_state(layer: Any) -> None:
+    x = torch.randn(2, TIME, SIZE, dtype=torch.float64, requires_grad=True)
+    (whole,) = torch.autograd.grad(layer(x)[:, -4:].square().sum(), x)
+    _, state = layer(x[:, :-4], return_state=True)
+    (split,) = torch.autograd.grad(layer(x[:, -4:], state).square().sum(), x)
+    assert_close([split], [whole], 1e-10)
+
+
+def test_training_mode_changes_nothing(layer: Any) -> None:
+    x = torch.randn(2, TIME, SIZE, dtype=torch.float64)
+    assert_identical([layer.train()(x)], [layer.eval()(x)])
+
+
+def test_states_are_generic(layer: Any) -> None:
+    """A cache may reorder, repeat and move a state without knowing the layer."""
+    x, rows = torch.randn(3, TIME, SIZE, dtype=torch.float64), torch.tensor([2, 0, 0, 1])
+    with torch.no_grad():
+        _, state = layer(x[:, :9], return_state=True)
+        assert isinstance(state, Tensor | LayerState)
+        assert all(part.shape[0] == 3 for part in tensors(state))
+        forked = map_state(lambda part: part.index_select(0, rows), state)
+        expected = layer(x[:, 9:], state)[rows]
+        assert_close([layer(x[rows, 9:], forked)], [expected], 1e-10)
+        assert_close([stepwise(layer, x[rows, 9:], forked)[0]], [expected], 1e-10)
+
+
+def test_bfloat16(layer: Any) -> None:
+    x = torch.randn(2, TIME, SIZE)
+    exact = layer.float()(x)
+    low = layer.bfloat16()
+    y, state = low(x.bfloat16(), return_state=True)
+    assert y.dtype == torch.bfloat16
+    assert_close([y], [exact], 0.1)
+    y, _ = stepwise(low, x.bfloat16(), low.start_state(2))
+    assert y.dtype == torch.bfloat16
+    assert_close([y], [exact], 0.1)
+    y.sum()
+    low(x.bfloat16(), state).sum().backward()
+
+
+def test_autocast(layer: Any) -> None:
+    x = torch.randn(2, TIME, SIZE)
+    exact = layer.float()(x)
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        y, state = layer(x, return_state=True)
+        again, _ = layer(x, state, return_state=True)
+        layer.step_(x[:, 0], state if isinstance(state, Tensor) else layer.start_state(2))
+    assert_close([y], [exact], 0.1)
+    (y.float().sum() + again.float().sum()).backward()
+
+
+@pytest.mark.parametrize("options", [{}, {"return_state": True}])
+def test_compiles(layer: Any, options: dict[str, bool]) -> None:
+    layer = layer.float()
+    x = torch.randn(2, TIME, SIZE)
+    compiled = torch.compile(layer, backend="aot_eager", dynamic=False)
+    expected, actual = layer(x, **options), compiled(x, **options)
+    if options:
+        (expected, state), (actual, _) = expected, actual
+        assert_close([compiled(x, state)], [layer(x, state)], 1e-5)
+    assert_close([actual], [expected], 1e-5)
+
+
+def test_bad_input_is_named(layer: Any) -> None:
+    layer = layer.float()
+    x = torch.randn(2, 4, SIZE)
+    with pytest.raises(ValueError, match=r"x must be \[B,T,hidden_size\] with hidden_size = 16, got shape \[2, 4, 5\]"):
+        layer(torch.randn(2, 4, 5))
+    with pytest.raises(ValueError, match=r"x must be \[B,hidden_size\]"):
+        layer.step_(x, layer.start_state(2))
+    with pytest.raises(TypeError, match=r"x must be a torch\.Tensor, got list"):
+        layer(x.tolist())
+    with pytest.raises(ValueError, match=r"attention_mask must be \[B,T\] = \[2, 4\], got shape \[2, 3\]"):
+        layer(x, attention_mask=torch.ones(2, 3))
+    with pytest.raises(ValueError, match="exclude each other"):
+        layer(x[:1], attention_mask=torch.ones(1, 4), cu_seqlens=torch.tensor([0, 4]))
+    with pytest.raises(ValueError, match="the batch must be 1, got 2"):
+        layer(x, cu_seqlens=torch.tensor([0, 4]))
+    with pytest.raises(ValueError, match="cu_seqlens must start at 0 and end at T = 4, got 0 and 3"):
+        layer(x[:1], cu_seqlens=torch.tensor([0, 3]))
+    with pytest.raises(ValueError, match="cu_seqlens must not decrease"):
+        layer(x[:1], cu_seqlens=torch.tensor([0, 3, 2, 4]))
+    with pytest.raises(TypeError, match="cu_seqlens must be an integer tensor"):
+        layer(x[:1], cu_seqlens=torch.tensor([0.0, 4.0]))
+    with pytest.raises(ValueError, match="state"):
+        layer(x, layer.start_state(3))
+    with pytest.raises(ValueError, match="state"):
+        layer.step_(x[:, 0], layer.start_state(3))
+    with pytest.raises(TypeError, match="state must be a"):
+        layer(x, "nothing")
