@@ -107,6 +107,12 @@ class SDMCache(Cache):
 
     def __init__(self, config: SDMConfig) -> None:
         super().__init__(layers=[LayerCache(kind) for kind in config.layer_types or ()])
+        # The MemoryState that all rows started from, if there was one: a state taken later shares with it.
+        self.origin: Any = None
+
+    def reset(self) -> None:
+        super().reset()
+        self.origin = None
 
     def get_seq_length(self, layer_idx: int = 0) -> int:
         """Tokens seen, padding included."""
