@@ -4,10 +4,13 @@ from transformers import AutoConfig, AutoModel, AutoModelForCausalLM
 
 from sdm.models.cache import SDMCache
 from sdm.models.configuration import SDMConfig
+from sdm.models.cost import Cost, cost
+from sdm.models.ladder import ladder
 from sdm.models.modeling import SDMForCausalLM, SDMModel
+from sdm.models.state import MemoryState
 
 AutoConfig.register(SDMConfig.model_type, SDMConfig)
 AutoModel.register(SDMConfig, SDMModel)
 AutoModelForCausalLM.register(SDMConfig, SDMForCausalLM)
 
-__all__ = ["SDMCache", "SDMConfig", "SDMForCausalLM", "SDMModel"]
+__all__ = ["Cost", "MemoryState", "SDMCache", "SDMConfig", "SDMForCausalLM", "SDMModel", "cost", "ladder"]

@@ -9,6 +9,7 @@ Shapes: H heads, N slots, D value channels.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from os import PathLike
 from typing import Any, TypeVar
@@ -115,15 +116,23 @@ class MemoryState:
     which shares with the state that the cache was made from whatever has not changed since.
     """
 
+    pending: tuple[int, ...]
+    """Tokens that the stream goes on with but the model has not seen, such as the last one that it generated."""
+
     def __init__(
-        self, model_id: Fingerprint, kinds: tuple[type[LayerState] | None, ...], contents: tuple[Content, ...],
-        length: int, owned: int,
+        self,
+        model_id: Fingerprint,
+        kinds: tuple[type[LayerState] | None, ...],
+        contents: tuple[Content, ...],
+        length: int,
+        owned: int,
+        pending: Sequence[int] = (),
     ) -> None:
         self._model_id, self._kinds, self._contents = model_id, kinds, contents
-        self._length, self._owned = length, owned
+        self._length, self._owned, self.pending = length, owned, tuple(pending)
 
     @classmethod
-    def from_cache(cls: type[_State], model: nn.Module, cache: SDMCache, row: int = 0) -> _State:
+    def from_cache(cls: type[_State], model: nn.Module, cache: SDMCache, row: int = 0, pending: Sequence[int] = ()) -> _State:
         """The state of one row of a cache. Later tokens on the cache do not change it."""
         if not isinstance(cache, SDMCache):
             raise TypeError(f"cache must be an sdm.SDMCache, got {type(cache).__name__}")
@@ -151,7 +160,7 @@ class MemoryState:
                 owned += sum(x.nbytes for x in tensors.values())
                 contents.append(tensors)
                 kinds.append(None if isinstance(layer.state, Tensor) else type(layer.state))
-        return cls(model_id, tuple(kinds), tuple(contents), cache.get_seq_length(), owned)
+        return cls(model_id, tuple(kinds), tuple(contents), cache.get_seq_length(), owned, pending)
 
     def cache(self, model: nn.Module, batch_size: int = 1) -> SDMCache:
         """A cache in which every row continues this state. It holds whole tables and is the caller's to change."""
@@ -172,7 +181,7 @@ class MemoryState:
 
     def fork(self: _State) -> _State:
         """Another state that goes its own way from here. It shares every tensor with this one."""
-        return type(self)(self._model_id, self._kinds, self._contents, self._length, owned=0)
+        return type(self)(self._model_id, self._kinds, self._contents, self._length, 0, self.pending)
 
     def __len__(self) -> int:
         """Tokens seen."""
@@ -208,13 +217,13 @@ class MemoryState:
                 tensors |= {f"layers.{place}.slots": merged.index, f"layers.{place}.rows": merged.rows}
             else:
                 tensors |= {f"layers.{place}.{name}": x for name, x in content.items()}
-        state_file.write(path, tensors, self._model_id, self._length)
+        state_file.write(path, tensors, self._model_id, self._length, self.pending)
 
     @classmethod
     def load(cls: type[_State], path: str | PathLike[str], model: nn.Module) -> _State:
         """Read a state that this model, with these weights, has saved. Anything else is refused."""
         model_id = fingerprint(model)
-        tensors, length = state_file.read(path, model_id)
+        tensors, length, pending = state_file.read(path, model_id)
         device = next(model.parameters()).device
         contents: list[Content] = []
         kinds: list[type[LayerState] | None] = []
@@ -230,7 +239,8 @@ class MemoryState:
                 state_file.check_tensors(path, place, found, example)
                 contents.append(found)
                 kinds.append(None if isinstance(example, Tensor) else type(example))
-        return cls(model_id, tuple(kinds), tuple(contents), length, sum(x.nbytes for x in tensors.values()))
+        owned = sum(x.nbytes for x in tensors.values())
+        return cls(model_id, tuple(kinds), tuple(contents), length, owned, pending)
 
     def _memories(self) -> dict[int, Memory]:
         return {place: content for place, content in enumerate(self._contents) if isinstance(content, Memory)}

@@ -23,11 +23,23 @@ FORMAT = "sdm-memory-state"
 VERSION = 1
 
 
-def write(path: str | PathLike[str], tensors: dict[str, Tensor], model_id: Fingerprint, length: int) -> None:
+def write(
+    path: str | PathLike[str],
+    tensors: dict[str, Tensor],
+    model_id: Fingerprint,
+    length: int,
+    pending: tuple[int, ...],
+) -> None:
     """Write under a temporary name, flush to the disk, then rename: a reader never sees half a file."""
     path = Path(path)
     tensors = {name: x.detach().cpu().contiguous() for name, x in tensors.items()}
-    header = {"version": VERSION, "length": length, "model": asdict(model_id), "sha256": _digest(tensors)}
+    header = {
+        "version": VERSION,
+        "length": length,
+        "pending": list(pending),
+        "model": asdict(model_id),
+        "sha256": _digest(tensors),
+    }
     handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.", suffix=".tmp")
     os.close(handle)
     try:
@@ -42,8 +54,8 @@ def write(path: str | PathLike[str], tensors: dict[str, Tensor], model_id: Finge
     _sync_directory(path.parent)
 
 
-def read(path: str | PathLike[str], model_id: Fingerprint) -> tuple[dict[str, Tensor], int]:
-    """The tensors and the number of tokens, after every check that the file itself allows."""
+def read(path: str | PathLike[str], model_id: Fingerprint) -> tuple[dict[str, Tensor], int, list[int]]:
+    """The tensors, the number of tokens and the tokens to come, after every check that the file itself allows."""
     if not Path(path).is_file():
         raise FileNotFoundError(f"there is no state file {os.fspath(path)!r}")
     try:
@@ -58,7 +70,7 @@ def read(path: str | PathLike[str], model_id: Fingerprint) -> tuple[dict[str, Te
         raise _error(path, f"it is damaged, incomplete or of another format ({error})") from error
     if _digest(tensors) != header["sha256"]:
         raise _error(path, "it is damaged: the contents do not match their checksum")
-    return tensors, header["length"]
+    return tensors, header["length"], header["pending"]
 
 
 def check_slots(path: str | PathLike[str], layer: int, found: dict[str, Tensor], slots: int, channels: int) -> None:
@@ -84,8 +96,10 @@ def check_tensors(path: str | PathLike[str], layer: int, found: dict[str, Tensor
 def _parse(path: str | PathLike[str], metadata: dict[str, str]) -> dict[str, Any]:
     try:
         header = json.loads(metadata["header"])
-        version, length, model, digest = (header[key] for key in ("version", "length", "model", "sha256"))
-        complete = isinstance(length, int) and isinstance(digest, str) and set(model) == {"architecture", "weights"}
+        version, model, digest = header["version"], header["model"], header["sha256"]
+        numbers = [header["length"], *header["pending"]]
+        complete = isinstance(digest, str) and set(model) == {"architecture", "weights"}
+        complete = complete and all(isinstance(number, int) and number >= 0 for number in numbers)
     except (KeyError, TypeError, ValueError) as error:
         raise _error(path, "its header is damaged") from error
     if not complete:
