@@ -38,3 +38,17 @@ def document_bounds(cu_seqlens: Tensor, time: int) -> list[int]:
                 f"cu_seqlens must not decrease, got {start} then {end}: document {document} would overlap the next"
             )
     return bounds
+
+
+def chunk_documents(bounds: list[int], chunk: int, device: torch.device) -> tuple[Tensor, list[int]]:
+    """Cut documents into chunks of which none holds two documents.
+
+    Returns the token at each place of each chunk (T, one behind the last token, where a document's last chunk is not
+    full) and the number of chunks of each document.
+    """
+    places, chunks = [], []
+    for start, end in itertools.pairwise(bounds):
+        chunks.append(-(-(end - start) // chunk))
+        place = torch.arange(start, start + chunks[-1] * chunk)
+        places.append(place.masked_fill(place >= end, bounds[-1]))
+    return torch.cat(places).to(device), chunks

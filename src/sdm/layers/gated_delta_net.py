@@ -1,0 +1,215 @@
+"""Gated DeltaNet: the dense relative of Sparse Delta Memory, with a small matrix per head as its state.
+
+Shapes: B batch, T time, S streams (batch rows or documents), H heads, K key channels, D value channels.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+from collections.abc import Callable
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from sdm.layers.gates import decay_gate, float32_linear, reset_decay
+from sdm.layers.interface import LayerState, check_input, check_one_of, check_positive, check_state, default_heads
+from sdm.layers.short_convolution import ShortConvolution
+from sdm.layers.streams import streams_of
+from sdm.ops.gated_delta_rule import gated_delta_rule, gated_delta_step_
+
+OUTPUT_GATES = ("silu", "sigmoid")
+
+
+@dataclasses.dataclass
+class RecurrentState(LayerState):
+    """The state of a recurrent layer with a short convolution in front."""
+
+    memory: Tensor  # [S,H,K,D], at least float32
+    tail: Tensor  # [S, taps - 1, channels] the last inputs of the convolution; no places without one
+
+
+class GatedDeltaNet(nn.Module):
+    """Linear attention that erases what a key held before it writes to it, with a decay gate per head.
+
+    Queries, keys and values pass a short convolution; queries and keys have unit length; the memory follows
+    `sdm.ops.gated_delta_rule`; what is read is normalised per head, gated elementwise and projected back. The
+    projections have the sizes of `SparseDeltaMemory` with its default number of slots.
+
+    Args:
+        hidden_size: width of the input and output.
+        num_heads: None takes heads of 128 value channels.
+        key_dim: key channels per head; None takes half of the value channels.
+        learned_initial_state: start from a learned state shared by the batch instead of zeros.
+        conv_size: taps of the short convolution; 0 leaves it out and keeps its SiLU.
+        output_gate: "silu" or "sigmoid".
+        initial_state_std: scale of the learned state at initialisation.
+        norm_eps: of the RMS norm and of the unit lengths.
+        backend: passed to the op. "auto" on a GPU takes the kernel of flash-linear-attention where it is installed.
+    """
+
+    def __init__(
+        self,
+        hidden_size: int,
+        num_heads: int | None = None,
+        key_dim: int | None = None,
+        learned_initial_state: bool = False,
+        *,
+        conv_size: int = 4,
+        output_gate: str = "silu",
+        initial_state_std: float = 0.002,
+        norm_eps: float = 1e-6,
+        backend: str = "auto",
+    ) -> None:
+        super().__init__()
+        self.hidden_size, self.num_heads = hidden_size, default_heads(hidden_size, num_heads)
+        self.head_dim = hidden_size // self.num_heads
+        self.key_dim = max(1, self.head_dim // 2) if key_dim is None else key_dim
+        check_positive(key_dim=self.key_dim)
+        check_one_of(OUTPUT_GATES, output_gate=output_gate)
+        if not isinstance(conv_size, int) or conv_size < 0:
+            raise ValueError(f"conv_size must be a number of taps, or 0 for no convolution, got {conv_size!r}")
+        if initial_state_std < 0:
+            raise ValueError(f"initial_state_std must not be negative, got {initial_state_std}")
+        self.output_gate, self.initial_state_std, self.norm_eps = output_gate, initial_state_std, norm_eps
+        self.backend = backend
+
+        key_size = self.num_heads * self.key_dim
+        self.query_proj = nn.Linear(hidden_size, key_size, bias=False)
+        self.key_proj = nn.Linear(hidden_size, key_size, bias=False)
+        self.value_proj = nn.Linear(hidden_size, hidden_size, bias=False)
+        self.conv = ShortConvolution(2 * key_size + hidden_size, conv_size) if conv_size else None
+        self.beta_proj = nn.Linear(hidden_size, self.num_heads, bias=False)
+        self.decay_proj = nn.Linear(hidden_size, self.num_heads, bias=False)
+        self.decay_log_rate = nn.Parameter(torch.empty(self.num_heads))  # log A
+        self.decay_bias = nn.Parameter(torch.empty(self.num_heads))  # b_dt
+        self.gate_proj = nn.Linear(hidden_size, hidden_size, bias=False)
+        self.output_norm = nn.RMSNorm(self.head_dim, eps=norm_eps)
+        self.out_proj = nn.Linear(hidden_size, hidden_size, bias=False)
+        if learned_initial_state:
+            self.initial_state = nn.Parameter(torch.empty(self.num_heads, self.key_dim, self.head_dim))
+        else:
+            self.register_parameter("initial_state", None)
+        self.reset_memory_parameters()
+
+    def reset_memory_parameters(self) -> None:
+        """Initialise the gates and the learned state; the projections keep torch's or the model's own scheme."""
+        reset_decay(self.decay_log_rate, self.decay_bias)
+        if self.initial_state is not None:
+            nn.init.normal_(self.initial_state, std=self.initial_state_std)
+
+    def forward(
+        self,
+        x: Tensor,
+        state: RecurrentState | None = None,
+        return_state: bool = False,
+        attention_mask: Tensor | None = None,
+        cu_seqlens: Tensor | None = None,
+    ) -> Tensor | tuple[Tensor, RecurrentState]:
+        """Mix a stretch of tokens, as every `sdm.layers.interface.SequenceLayer` does.
+
+        Args:
+            x: [B,T,hidden_size].
+            state: what to continue from, one entry per row (per document with cu_seqlens); None starts anew. It is
+                not changed.
+            return_state: also return the state after the last token.
+            attention_mask: [B,T], zero or False on padding. Padding leaves the state as it is and gives zeros.
+            cu_seqlens: [documents + 1] offsets of documents packed into one row (B = 1).
+
+        Returns:
+            y [B,T,hidden_size], or (y, state).
+        """
+        check_input(x, self.hidden_size)
+        streams = streams_of(x, attention_mask, cu_seqlens)
+        if state is not None:
+            self._check_state(state, streams.count, x.device)
+        aligned = streams.align(x)
+        projected, tail = self._project(aligned), None
+        if self.conv is not None:
+            projected, tail = self.conv(projected, state.tail if state is not None else None, streams)
+        beta, log_decay = self._gates(aligned, streams.valid(x.shape[1]))
+        readings, memory = self._rule(
+            *self._heads(projected),
+            beta,
+            log_decay,
+            initial_state=self.initial_state if state is None else state.memory,
+            output_final_state=return_state,
+            cu_seqlens=cu_seqlens,
+        )
+        y = streams.restore(self._output(aligned, readings))
+        if memory is None:
+            return y
+        return y, RecurrentState(memory, projected.new_zeros(streams.count, 0, 0) if tail is None else tail)
+
+    @torch.no_grad()
+    def step_(self, x: Tensor, state: RecurrentState) -> Tensor:
+        """Decode one token: x [B,hidden_size] gives y of the same shape; `state` changes in place."""
+        check_input(x, self.hidden_size, "[B,hidden_size]")
+        self._check_state(state, x.shape[0], x.device)
+        projected = self._project(x)
+        if self.conv is not None:
+            projected = self.conv.step_(projected, state.tail)
+        readings = gated_delta_step_(state.memory, *self._heads(projected), *self._gates(x, None))
+        return self._output(x, readings)
+
+    def start_state(self, batch_size: int) -> RecurrentState:
+        """The state of streams without tokens, free to be changed in place."""
+        weight = self.value_proj.weight
+        shape = (batch_size, self.num_heads, self.key_dim, self.head_dim)
+        dtype = torch.promote_types(weight.dtype, torch.float32)
+        if self.initial_state is None:
+            memory = torch.zeros(shape, dtype=dtype, device=weight.device)
+        else:
+            memory = self.initial_state.detach().to(dtype).expand(shape).clone()
+        taps, channels = (self.conv.kernel_size - 1, self.conv.channels) if self.conv is not None else (0, 0)
+        return RecurrentState(memory, torch.zeros(batch_size, taps, channels, dtype=weight.dtype, device=weight.device))
+
+    def _check_state(self, state: RecurrentState, streams: int, device: torch.device) -> None:
+        tail = (self.conv.kernel_size - 1, self.conv.channels) if self.conv is not None else (0, 0)
+        memory = (self.num_heads, self.key_dim, self.head_dim)
+        check_state(state, RecurrentState, streams, device, memory=memory, tail=tail)
+
+    def _project(self, x: Tensor) -> Tensor:
+        """Queries, keys and values side by side, as the convolution takes them."""
+        projected = torch.cat((self.query_proj(x), self.key_proj(x), self.value_proj(x)), dim=-1)
+        return projected if self.conv is not None else F.silu(projected)
+
+    def _heads(self, projected: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        key_size = self.num_heads * self.key_dim
+        query, key, value = projected.split((key_size, key_size, self.hidden_size), dim=-1)
+        query, key = (_unit(x.unflatten(-1, (self.num_heads, self.key_dim)), self.norm_eps) for x in (query, key))
+        return query * self.key_dim**-0.5, key, value.unflatten(-1, (self.num_heads, self.head_dim))
+
+    def _gates(self, x: Tensor, valid: Tensor | None) -> tuple[Tensor, Tensor]:
+        beta = torch.sigmoid(float32_linear(x, self.beta_proj.weight))
+        _, log_decay = decay_gate(x, self.decay_proj.weight, self.decay_bias, self.decay_log_rate)
+        if valid is not None:
+            beta, log_decay = beta * valid.unsqueeze(-1), log_decay * valid.unsqueeze(-1)
+        return beta, log_decay
+
+    def _rule(self, *tokens: Tensor, **options: Any) -> tuple[Tensor, Tensor | None]:
+        value = tokens[2]
+        # The kernel of flash-linear-attention multiplies in 16 bits and refuses float32.
+        if self.backend == "auto" and value.is_cuda and value.dtype != torch.float32 and _fla_kernel() is not None:
+            return _run_fla(*tokens, **options)
+        return gated_delta_rule(*tokens, **options, backend=self.backend)
+
+    def _output(self, x: Tensor, readings: Tensor) -> Tensor:
+        gate = self.gate_proj(x)
+        gate = F.silu(gate) if self.output_gate == "silu" else torch.sigmoid(gate)
+        normed = self.output_norm(readings.to(self.output_norm.weight.dtype))
+        return self.out_proj(normed.flatten(-2).to(gate.dtype) * gate)
+
+    def extra_repr(self) -> str:
+        return (
+            f"hidden_size={self.hidden_size}, num_heads={self.num_heads}, key_dim={self.key_dim}, "
+            f"learned_initial_state={self.initial_state is not None}"
+        )
+
+
+def _unit(x: Tensor, eps: float) -> Tensor:
+    """x / |x| in float32, and zero where x is zero."""
+    x = x.to(torch.promote_types(x.dtype, torch.float32))
+    return x * torch.rsqrt(x.square().sum(-1, keepdim=True) + eps)
