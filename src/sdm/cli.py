@@ -96,7 +96,10 @@ class Generate:
         tokenizer = None if self.tokens else load_tokenizer(self.model)
         resumed = None
         if self.state is not None and self.state.exists():
-            resumed = MemoryState.load(self.state, model)
+            try:
+                resumed = MemoryState.load(self.state, model)
+            except ValueError as error:
+                raise SystemExit(str(error)) from error
         prompt = list(self.tokens)
         if self.prompt is not None:
             if tokenizer is None:

@@ -10,7 +10,6 @@ from transformers import DynamicCache
 
 import sdm
 
-pytestmark = pytest.mark.filterwarnings("ignore:.*backend.*:UserWarning")
 
 
 @pytest.fixture(params=STACKS)

@@ -13,7 +13,6 @@ from transformers import AutoConfig, AutoModel, AutoModelForCausalLM
 
 import sdm
 
-pytestmark = pytest.mark.filterwarnings("ignore:.*backend.*:UserWarning")
 
 
 @pytest.fixture(params=STACKS)

@@ -15,7 +15,6 @@ from torch import Tensor
 
 import sdm
 
-pytestmark = pytest.mark.filterwarnings("ignore:.*backend.*:UserWarning")
 
 
 @pytest.fixture(params=STACKS)

@@ -72,7 +72,7 @@ class SDMConfig(PreTrainedConfig):
         normalize_scores: RMS-normalise the scores that address the memory.
         query_batch_norm: batch-normalise the read scores.
         recurrent_key_dim: key channels per head of GDN, state channels of Mamba2. Derived: head_dim / 2.
-        short_convolution: kernel size of GDN's and Mamba2's short convolutions; 0 leaves them out.
+        short_convolution: taps of GDN's and Mamba2's short convolutions; 0 leaves GDN's out.
         gdn_learned_initial_state: whether GDN starts from a learned state instead of zeros.
         hidden_act: activation of the MLP; "silu".
         rms_norm_eps: of every RMS norm.
@@ -138,6 +138,8 @@ class SDMConfig(PreTrainedConfig):
         if self.intermediate_size is None:
             multiple = self.intermediate_multiple
             self.intermediate_size = math.ceil(8 * self.hidden_size / (3 * multiple)) * multiple
+        if "mamba2" in (self.layer_types or ()) and not self.short_convolution:
+            raise ValueError("short_convolution must be at least 1 for mamba2, got 0")
         super().__post_init__(**kwargs)
         self._check_rope()
 
@@ -181,7 +183,7 @@ class SDMConfig(PreTrainedConfig):
             if not isinstance(size, int) or isinstance(size, bool) or size < 1:
                 raise ValueError(f"{name} must be a positive integer, got {size!r}")
         if not isinstance(self.short_convolution, int) or self.short_convolution < 0:
-            raise ValueError(f"short_convolution must be a kernel size, or 0 for none, got {self.short_convolution!r}")
+            raise ValueError(f"short_convolution must be a number of taps, or 0, got {self.short_convolution!r}")
         for name in ("initializer_range", "initial_state_std"):
             if getattr(self, name) < 0:
                 raise ValueError(f"{name} must not be negative, got {getattr(self, name)}")

@@ -1,6 +1,7 @@
 """What a model costs: parameters, state, FLOPs and bytes per token, worked out from its configuration alone.
 
-A multiply-add is two FLOPs. Norms, activations and rotary embeddings are left out: they are far below one percent.
+A multiply-add is two FLOPs. Norms, activations, rotary embeddings and short convolutions are left out: they are below
+one percent.
 Costs per token are those of decoding one token behind `context` tokens, which is also what the token at that place of
 a training sequence costs in the forward pass.
 """
@@ -210,6 +211,40 @@ def _sdm(config: SDMConfig) -> LayerCost:
     )
 
 
+def _gdn(config: SDMConfig) -> LayerCost:
+    width, heads, keys = config.hidden_size, _size(config.num_attention_heads), _size(config.recurrent_key_dim)
+    channels = width // heads
+    convolved = width + 2 * heads * keys
+    matrix = heads * keys * channels
+    return LayerCost(
+        "gdn",
+        weights=3 * width * width + 2 * width * heads * keys + 2 * width * heads,
+        vectors=2 * heads + channels + convolved * config.short_convolution,
+        initial_state=matrix if config.gdn_learned_initial_state else 0,
+        state=matrix,
+        convolution_state=convolved * max(0, config.short_convolution - 1),
+        state_moved=2 * matrix,
+        memory_flops=heads * _delta_flops(keys, keys, channels),
+    )
+
+
+def _mamba2(config: SDMConfig) -> LayerCost:
+    width, heads, keys = config.hidden_size, _size(config.num_attention_heads), _size(config.recurrent_key_dim)
+    channels = width // heads
+    convolved = width + 2 * heads * keys
+    matrix = heads * keys * channels
+    return LayerCost(
+        "mamba2",
+        weights=3 * width * width + 2 * width * heads * keys + width * heads,
+        vectors=3 * heads + width + convolved * (config.short_convolution + 1),
+        state=matrix,
+        convolution_state=convolved * (config.short_convolution - 1),
+        state_moved=2 * matrix,
+        # Decay, write and read; the step size times the value, and the value that skips the memory.
+        memory_flops=heads * channels * (5 * keys + 3),
+    )
+
+
 def _delta_flops(written: int, read: int, channels: int) -> int:
     """Decay, retrieval, write and read of the delta rule; `beta * (v - retrieved)` is 2 per channel."""
     return channels * (5 * written + 2 * read + 2)
@@ -229,6 +264,8 @@ _LAYERS: dict[str, Callable[[SDMConfig], LayerCost]] = {
     "sliding_attention": _sliding_attention,
     "full_attention": _full_attention,
     "sdm": _sdm,
+    "gdn": _gdn,
+    "mamba2": _mamba2,
 }
 
 

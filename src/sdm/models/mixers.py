@@ -51,11 +51,27 @@ def _sdm(config: SDMConfig) -> nn.Module:
 
 
 def _gdn(config: SDMConfig) -> nn.Module:
-    return GatedDeltaNet(config.hidden_size, config.num_attention_heads)
+    return GatedDeltaNet(
+        config.hidden_size,
+        config.num_attention_heads,
+        config.recurrent_key_dim,
+        config.gdn_learned_initial_state,
+        conv_size=config.short_convolution,
+        initial_state_std=config.initial_state_std,
+        norm_eps=config.rms_norm_eps,
+        backend=config.backend,
+    )
 
 
 def _mamba2(config: SDMConfig) -> nn.Module:
-    return Mamba2(config.hidden_size, config.num_attention_heads)
+    return Mamba2(
+        config.hidden_size,
+        config.num_attention_heads,
+        config.recurrent_key_dim,
+        conv_size=config.short_convolution,
+        norm_eps=config.rms_norm_eps,
+        backend=config.backend,
+    )
 
 
 MIXERS: dict[str, Callable[[SDMConfig], nn.Module]] = {

@@ -5,6 +5,7 @@ Shapes: B batch, T time.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -16,10 +17,11 @@ from transformers.modeling_layers import GradientCheckpointingLayer
 from transformers.modeling_outputs import BaseModelOutputWithPast, CausalLMOutputWithPast
 from transformers.utils import can_return_tuple
 
-from sdm.layers import GatedMLP
+from sdm.layers import GatedDeltaNet, GatedMLP, Mamba2, SparseDeltaMemory
+from sdm.layers.short_convolution import ShortConvolution
 from sdm.models.cache import SDMCache
 from sdm.models.configuration import SDMConfig
-from sdm.models.loss import IGNORED, chunked_cross_entropy, next_token_targets
+from sdm.models.loss import chunked_cross_entropy, next_token_targets
 from sdm.models.mixers import MIXERS
 
 
@@ -71,18 +73,10 @@ class SDMPreTrainedModel(PreTrainedModel):
                 init.zeros_(module.bias)
         elif isinstance(module, nn.RMSNorm):
             init.ones_(module.weight)
-        elif hasattr(module, "reset_memory_parameters"):
-            self._reset_unloaded(module)
-
-    @staticmethod
-    def _reset_unloaded(module: nn.Module) -> None:
-        """Let a layer draw its gates and its initial state, but keep what a checkpoint has brought."""
-        own = dict(module.named_parameters(recurse=False))
-        loaded = {name: x.clone() for name, x in own.items() if getattr(x, "_is_hf_initialized", False)}
-        if len(loaded) < len(own):
-            module.reset_memory_parameters()  # type: ignore[operator]
-            for name, x in loaded.items():
-                own[name].copy_(x)
+        elif isinstance(module, ShortConvolution):
+            _reset_unloaded(module, module.reset_parameters)
+        elif isinstance(module, (SparseDeltaMemory, GatedDeltaNet, Mamba2)):
+            _reset_unloaded(module, module.reset_memory_parameters)
 
     def no_weight_decay(self) -> set[str]:
         """Names of the parameters that weight decay would harm: norms, biases, decay rates and initial states."""
@@ -268,6 +262,16 @@ class SDMForCausalLM(SDMPreTrainedModel, GenerationMixin):
             model_kwargs["past_key_values"] = SDMCache(self.config)
 
 
+def _reset_unloaded(module: nn.Module, reset: Callable[[], None]) -> None:
+    """Let a layer draw its own parameters, gates and initial state, but keep what a checkpoint has brought."""
+    own = dict(module.named_parameters(recurse=False))
+    loaded = {name: x.clone() for name, x in own.items() if getattr(x, "_is_hf_initialized", False)}
+    if len(loaded) < len(own):
+        reset()
+        for name, x in loaded.items():
+            own[name].copy_(x)
+
+
 def _current_mask(attention_mask: Tensor | None, x: Tensor) -> Tensor | None:
     """The columns of the mask that belong to x [B,T,...]; None if every token counts."""
     if attention_mask is None:
@@ -302,6 +306,3 @@ def _keep(x: Tensor, logits_to_keep: int | Tensor) -> Tensor:
     if isinstance(logits_to_keep, Tensor):
         return x[:, logits_to_keep]
     return x[:, -logits_to_keep:] if logits_to_keep else x
-
-
-__all__ = ["IGNORED", "SDMBlock", "SDMForCausalLM", "SDMModel", "SDMPreTrainedModel"]
