@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -60,8 +59,8 @@ def relative_error(actual: Tensor, expected: Tensor) -> float:
     """Largest deviation, relative to the largest expected magnitude."""
     if expected.numel() == 0:
         return 0.0
-    scale = expected.detach().double().abs().max().clamp(min=1e-30)
-    return float((actual.detach().double() - expected.detach().double()).abs().max() / scale)
+    actual, expected = actual.detach().double(), expected.detach().double()
+    return float((actual - expected).abs().max() / expected.abs().max().clamp(min=1e-30))
 
 
 def assert_close(actual: Sequence[Tensor], expected: Sequence[Tensor], tolerance: float) -> None:
@@ -76,7 +75,3 @@ def assert_close(actual: Sequence[Tensor], expected: Sequence[Tensor], tolerance
 def assert_identical(actual: Sequence[Tensor], expected: Sequence[Tensor]) -> None:
     for position, (a, e) in enumerate(zip(actual, expected, strict=True)):
         assert torch.equal(a, e), f"tensor {position} differs by up to {relative_error(a, e):.3g}"
-
-
-def replaced(tokens: Tokens, **changes: Any) -> Tokens:
-    return tokens._replace(**changes)

@@ -10,9 +10,10 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from sdm.ops.product_key import SUPPORTED, product_key_topk
+from sdm.ops.backends import available_backends
+from sdm.ops.product_key import product_key_topk
 
-BACKENDS = [pytest.param(name) for name in SUPPORTED]
+BACKENDS = available_backends()
 
 
 def brute_force(scores: list[float], k: int) -> list[int]:
@@ -147,6 +148,32 @@ def test_views_empty_and_grad_modes(backend: str) -> None:
         values.sum().backward()
         assert empty.grad is not None
         assert empty.grad.shape == shape
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_second_derivatives(backend: str) -> None:
+    scores = torch.randn(2, 8, dtype=torch.float64, generator=torch.Generator().manual_seed(0)).requires_grad_()
+    assert torch.autograd.gradgradcheck(lambda x: product_key_topk(x, 5, backend=backend)[0].softmax(-1), scores)
+
+
+@pytest.mark.skipif("native" not in BACKENDS, reason="the compiled core is missing")
+@pytest.mark.parametrize("k", [1, 48, 64, 200])
+def test_threads_change_nothing(k: int) -> None:
+    scores = torch.randn(301, 96, generator=torch.Generator().manual_seed(0)).requires_grad_()
+    results = []
+    before = torch.get_num_threads()
+    try:
+        for threads in (1, 2, 3):
+            torch.set_num_threads(threads)
+            values, index = product_key_topk(scores, k, backend="native")
+            results.append((values, index, *torch.autograd.grad(values.square().sum(), scores)))
+    finally:
+        torch.set_num_threads(before)
+    for other in results[1:]:
+        assert all(torch.equal(a, b) for a, b in zip(results[0], other, strict=True))
+    values, index = product_key_topk(scores, k, backend="chunked")
+    assert torch.equal(results[0][1], index)
+    torch.testing.assert_close(results[0][2], torch.autograd.grad(values.square().sum(), scores)[0])
 
 
 @pytest.mark.parametrize("backend", BACKENDS)

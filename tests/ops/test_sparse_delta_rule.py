@@ -273,12 +273,14 @@ def test_backward_twice_and_without_gradients(backend: str) -> None:
     assert_close(through_state, expected, 1e-12)
 
 
-@pytest.mark.parametrize("backend", available_backends())
-def test_step_equals_the_rule(backend: str) -> None:
-    tokens = random_tokens(3, 40, 2)
+@pytest.mark.parametrize("update", UPDATES)
+@pytest.mark.parametrize("per_write", [False, True])
+def test_step_equals_the_rule(update: str, per_write: bool) -> None:
+    tokens = random_tokens(3, 40, 2, per_write=per_write)
     state = torch.randn(3, 2, 9, 5, dtype=torch.float64)
-    y, final = run(backend)(*tokens, state)
-    stepped = torch.stack([sparse_delta_step_(state, *(x[:, t] for x in tokens)) for t in range(40)], dim=1)
+    y, final = run("reference", update=update)(*tokens, state)
+    steps = [sparse_delta_step_(state, *(x[:, t] for x in tokens), update=update) for t in range(40)]
+    stepped = torch.stack(steps, dim=1)
     assert_close([stepped, state], [y, final], 1e-12)
 
 

@@ -2,16 +2,22 @@
 
 from sdm.layers.attention import KeyValueState
 from sdm.layers.full_attention import FullAttention
+from sdm.layers.gated_delta_net import GatedDeltaNet
 from sdm.layers.interface import LayerState, SequenceLayer, map_state
+from sdm.layers.mamba2 import Mamba2
 from sdm.layers.mlp import GatedMLP, mlp_size
+from sdm.layers.recurrent_state import RecurrentState
 from sdm.layers.sliding_window_attention import SlidingWindowAttention
 from sdm.layers.sparse_delta_memory import SparseDeltaMemory
 
 __all__ = [
     "FullAttention",
+    "GatedDeltaNet",
     "GatedMLP",
     "KeyValueState",
     "LayerState",
+    "Mamba2",
+    "RecurrentState",
     "SequenceLayer",
     "SlidingWindowAttention",
     "SparseDeltaMemory",

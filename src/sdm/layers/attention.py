@@ -23,7 +23,7 @@ from sdm.layers.interface import (
     map_state,
 )
 from sdm.layers.rope import rotate, rotation
-from sdm.layers.streams import Streams, streams_of
+from sdm.layers.streams import Streams, documents_of, streams_of
 
 
 @dataclasses.dataclass
@@ -89,10 +89,11 @@ class GatedAttention(nn.Module, abc.ABC):
         if state is not None:
             self._check_state(state, streams.count, x.device)
         aligned = streams.align(x)
-        place, document = streams.offsets(x.shape[1], x.device)
-        position = place
-        if state is not None:
-            position = place + (state.length.unsqueeze(-1) if document is None else state.length[document])
+        position = streams.places(x.shape[1], x.device)
+        if state is not None and streams.bounds is None:
+            position = position + state.length.unsqueeze(-1)
+        elif state is not None and streams.bounds is not None:
+            position = position + state.length[documents_of(streams.bounds, x.shape[1])]
         query, key, value = self._project(aligned, position)
         mixed, after = self._attend(query, key, value, position, state, streams, return_state)
         y = streams.restore(self._output(aligned, mixed))

@@ -5,8 +5,8 @@ Shapes: B batch, T time, S streams (batch rows or documents), H heads, K key cha
 
 from __future__ import annotations
 
-import dataclasses
 import functools
+import importlib
 from collections.abc import Callable
 from typing import Any
 
@@ -15,20 +15,14 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from sdm.layers.gates import decay_gate, float32_linear, reset_decay
-from sdm.layers.interface import LayerState, check_input, check_one_of, check_positive, check_state, default_heads
+from sdm.layers.interface import check_input, check_one_of, check_positive, check_state, default_heads
+from sdm.layers.recurrent_state import RecurrentState
 from sdm.layers.short_convolution import ShortConvolution
 from sdm.layers.streams import streams_of
+from sdm.ops.backends import BACKENDS
 from sdm.ops.gated_delta_rule import gated_delta_rule, gated_delta_step_
 
 OUTPUT_GATES = ("silu", "sigmoid")
-
-
-@dataclasses.dataclass
-class RecurrentState(LayerState):
-    """The state of a recurrent layer with a short convolution in front."""
-
-    memory: Tensor  # [S,H,K,D], at least float32
-    tail: Tensor  # [S, taps - 1, channels] the last inputs of the convolution; no places without one
 
 
 class GatedDeltaNet(nn.Module):
@@ -69,6 +63,7 @@ class GatedDeltaNet(nn.Module):
         self.key_dim = max(1, self.head_dim // 2) if key_dim is None else key_dim
         check_positive(key_dim=self.key_dim)
         check_one_of(OUTPUT_GATES, output_gate=output_gate)
+        check_one_of(("auto", *BACKENDS), backend=backend)
         if not isinstance(conv_size, int) or conv_size < 0:
             raise ValueError(f"conv_size must be a number of taps, or 0 for no convolution, got {conv_size!r}")
         if initial_state_std < 0:
@@ -213,3 +208,21 @@ def _unit(x: Tensor, eps: float) -> Tensor:
     """x / |x| in float32, and zero where x is zero."""
     x = x.to(torch.promote_types(x.dtype, torch.float32))
     return x * torch.rsqrt(x.square().sum(-1, keepdim=True) + eps)
+
+
+@functools.cache
+def _fla_kernel() -> Callable[..., tuple[Tensor, Tensor | None]] | None:
+    """The chunked kernel of flash-linear-attention, if it is installed."""
+    try:
+        return importlib.import_module("fla.ops.gated_delta_rule").chunk_gated_delta_rule
+    except ImportError:
+        return None
+
+
+def _run_fla(query: Tensor, key: Tensor, value: Tensor, beta: Tensor, log_decay: Tensor, **options: Any) -> Any:
+    kernel, state, cu_seqlens = _fla_kernel(), options.pop("initial_state"), options["cu_seqlens"]
+    assert kernel is not None
+    if state is not None and state.dim() == 3:
+        state = state.expand(value.shape[0] if cu_seqlens is None else len(cu_seqlens) - 1, *state.shape).contiguous()
+    query, key = query.to(value.dtype), key.to(value.dtype)
+    return kernel(query, key, value, g=log_decay, beta=beta, scale=1.0, initial_state=state, **options)

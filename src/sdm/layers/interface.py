@@ -16,6 +16,8 @@ from typing import Any, Protocol, TypeVar, overload
 import torch
 from torch import Tensor
 
+from sdm.ops.checks import check_shape, check_tensor
+
 
 @dataclasses.dataclass
 class LayerState:
@@ -120,14 +122,10 @@ def check_mask(x: Tensor, attention_mask: Tensor | None, cu_seqlens: Tensor | No
 
 
 def check_state(state: Any, kind: type[LayerState], streams: int, device: torch.device, **shapes: Any) -> None:
-    """Raise unless `state` is a `kind` whose tensors have these shapes behind the stream dimension; None is any size."""
+    """Raise unless `state` is a `kind` whose tensors have these shapes for each stream; None is any size."""
     if not isinstance(state, kind):
         raise TypeError(f"state must be a {kind.__name__} or None, got {type(state).__name__}")
     for name, shape in shapes.items():
         x = getattr(state, name)
-        expected = (streams, *shape)
-        if x.dim() != len(expected) or any(e not in (None, n) for e, n in zip(expected, x.shape, strict=True)):
-            sizes = ", ".join("any" if size is None else str(size) for size in expected)
-            raise ValueError(f"state.{name} must have shape [{sizes}], got {list(x.shape)}: is it of another layer?")
-        if x.device != device:
-            raise ValueError(f"state.{name} is on {x.device}, but x is on {device}; move it there")
+        check_tensor(f"state.{name}", x, device)
+        check_shape(f"state.{name}", x, (streams, *shape), "of this layer and one per row or document of x")

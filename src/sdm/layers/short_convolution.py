@@ -10,7 +10,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from sdm.layers.interface import check_positive
-from sdm.layers.streams import Streams
+from sdm.layers.streams import Streams, documents_of
 
 
 class ShortConvolution(nn.Module):
@@ -47,8 +47,7 @@ class ShortConvolution(nn.Module):
             return self._convolve(stream), stream.gather(1, last.unsqueeze(-1).expand(-1, -1, self.channels))
 
         # Each document is preceded by its own tail: document s moves back by s + 1 tails.
-        _, document = streams.offsets(time, x.device)
-        token = torch.arange(time, device=x.device) + (document + 1) * history
+        token = torch.arange(time, device=x.device) + (documents_of(streams.bounds, time) + 1) * history
         moved = torch.arange(streams.count, device=x.device) * history
         place = torch.arange(history, device=x.device)
         front = ((streams.bounds[:-1] + moved).unsqueeze(-1) + place).flatten()

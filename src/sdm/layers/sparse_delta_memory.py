@@ -11,9 +11,11 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from sdm.layers.gates import decay_gate, float32_linear, reset_decay
 from sdm.layers.interface import check_input, check_mask, check_one_of, check_positive
 from sdm.layers.masked_batch_norm import MaskedBatchNorm
 from sdm.ops import product_key_topk, sparse_delta_rule, sparse_delta_step_
+from sdm.ops.backends import BACKENDS
 from sdm.ops.sparse_delta_rule.inputs import UPDATES, Tokens
 
 WEIGHTINGS = ("softmax", "l2")
@@ -74,6 +76,7 @@ class SparseDeltaMemory(nn.Module):
         check_one_of(UPDATES, update=update)
         check_one_of(WEIGHTINGS, weighting=weighting)
         check_one_of(OUTPUT_GATES, output_gate=output_gate)
+        check_one_of(("auto", *BACKENDS), backend=backend)
         if hidden_size % num_heads:
             raise ValueError(f"hidden_size = {hidden_size} must be divisible by num_heads = {num_heads}")
         if not temperature > 0:
@@ -113,13 +116,9 @@ class SparseDeltaMemory(nn.Module):
 
     def reset_memory_parameters(self) -> None:
         """Initialise the gates and the learned table; the projections keep torch's or the model's own scheme."""
-        with torch.no_grad():
-            self.decay_log_rate.uniform_(0, 16).clamp_(min=1e-4).log_()
-            # b_dt is the inverse softplus of a time step drawn log-uniformly from [0.001, 0.1].
-            step = self.decay_bias.uniform_(math.log(1e-3), math.log(1e-1)).exp()
-            self.decay_bias.copy_(step + torch.log(-torch.expm1(-step)))
-            if self.initial_state is not None:
-                self.initial_state.normal_(std=self.initial_state_std)
+        reset_decay(self.decay_log_rate, self.decay_bias)
+        if self.initial_state is not None:
+            nn.init.normal_(self.initial_state, std=self.initial_state_std)
 
     def forward(
         self,
@@ -165,10 +164,8 @@ class SparseDeltaMemory(nn.Module):
     def step_(self, x: Tensor, state: Tensor) -> Tensor:
         """Decode one token: x [B,hidden_size] gives y of the same shape; `state` [B,H,N,D] changes in place."""
         check_input(x, self.hidden_size, "[B,hidden_size]")
-        if self.update != "delta":
-            raise ValueError(f'step_ serves update "delta", this layer has {self.update!r}; call the layer with T = 1')
         token = (tensor.squeeze(1) for tensor in self._tokens(x.unsqueeze(1), None))
-        return self._output(x, sparse_delta_step_(state, *token))
+        return self._output(x, sparse_delta_step_(state, *token, update=self.update))
 
     def start_state(self, batch_size: int) -> Tensor:
         """The memory before the first token, [batch_size,H,N,D], free to be changed in place."""
@@ -180,18 +177,14 @@ class SparseDeltaMemory(nn.Module):
 
     def _tokens(self, x: Tensor, mask: Tensor | None) -> Tokens:
         """What the memory is told about each token, [B,T,H,...]; padding neither decays nor writes."""
-        dtype = torch.promote_types(x.dtype, torch.float32)
         query, key = self.query_proj(x), self.key_proj(x)
         if self.query_batch_norm is not None:
             query = self.query_batch_norm(query, mask)
         read_weight, read_index = self._address(query, self.query_norm, self.num_reads)
         write_weight, write_index = self._address(key, self.key_norm, self.num_writes)
         value = self.value_proj(x).unflatten(-1, (self.num_heads, self.head_dim))
-        # The gates multiply over thousands of tokens: they are computed in float32 whatever the model's dtype.
-        with torch.autocast(x.device.type, enabled=False):
-            beta = torch.sigmoid(F.linear(x.to(dtype), self.beta_proj.weight.to(dtype)))
-            step = F.softplus(F.linear(x.to(dtype), self.decay_proj.weight.to(dtype), self.decay_bias.to(dtype)))
-            log_decay = -self.decay_log_rate.to(dtype).exp() * step
+        beta = torch.sigmoid(float32_linear(x, self.beta_proj.weight))
+        _, log_decay = decay_gate(x, self.decay_proj.weight, self.decay_bias, self.decay_log_rate)
         if mask is not None:
             beta, log_decay = beta * mask.unsqueeze(-1), log_decay * mask.unsqueeze(-1)
         if self.decay_per_write:
@@ -212,7 +205,7 @@ class SparseDeltaMemory(nn.Module):
     def _output(self, x: Tensor, readings: Tensor) -> Tensor:
         gate = self.gate_proj(x)
         gate = F.silu(gate) if self.output_gate == "silu" else torch.sigmoid(gate)
-        return self.out_proj(self.output_norm(readings).flatten(-2) * gate)
+        return self.out_proj(self.output_norm(readings.to(self.output_norm.weight.dtype)).flatten(-2) * gate)
 
     def extra_repr(self) -> str:
         return (

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from sdm.layers.interface import check_mask
-from sdm.ops.documents import check_documents, document_bounds
+from sdm.ops.checks import check_cu_seqlens, document_bounds
 
 
 @dataclasses.dataclass(frozen=True)
@@ -52,13 +52,17 @@ class Streams:
         """[S] tokens of each stream."""
         return self.lengths if self.lengths is not None else torch.full((self.count,), time, device=device)
 
-    def offsets(self, time: int, device: torch.device) -> tuple[Tensor, Tensor | None]:
-        """The place of each token within its stream, [1,T], and its document, [T]."""
+    def places(self, time: int, device: torch.device) -> Tensor:
+        """The place of each token within its stream, [1,T]."""
         place = torch.arange(time, device=device)
-        if self.bounds is None:
-            return place.unsqueeze(0), None
-        document = torch.bucketize(place, self.bounds[1:], right=True)
-        return (place - self.bounds[document]).unsqueeze(0), document
+        if self.bounds is not None:
+            place = place - self.bounds[documents_of(self.bounds, time)]
+        return place.unsqueeze(0)
+
+
+def documents_of(bounds: Tensor, time: int) -> Tensor:
+    """The document of each of the packed tokens, [T]."""
+    return torch.bucketize(torch.arange(time, device=bounds.device), bounds[1:], right=True)
 
 
 def streams_of(x: Tensor, attention_mask: Tensor | None, cu_seqlens: Tensor | None) -> Streams:
@@ -68,7 +72,7 @@ def streams_of(x: Tensor, attention_mask: Tensor | None, cu_seqlens: Tensor | No
         order = torch.argsort((~mask).to(torch.uint8), dim=1, stable=True)
         return Streams(x.shape[0], mask.sum(1), order=order, mask=mask)
     if cu_seqlens is not None:
-        count = check_documents(cu_seqlens, x.shape[0])
+        count = check_cu_seqlens(cu_seqlens, x.shape[0])
         document_bounds(cu_seqlens, x.shape[1])
         bounds = cu_seqlens.to(x.device, torch.int64)
         return Streams(count, bounds.diff(), bounds)

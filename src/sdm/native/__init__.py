@@ -1,16 +1,17 @@
 """The compiled CPU core.
 
-`core` is the extension module, or None where it was not built; `require_core()` says what to do about that. Kernels take
-raw pointers and sizes, so the core knows nothing of torch and one build serves every torch version.
+`core` is the extension module, or None where it was not built; `require_core()` says what to do about that. Kernels
+take raw pointers and sizes, so the core knows nothing of torch and one build serves every torch version.
 """
 
+import importlib
 from types import ModuleType
 
 import torch  # noqa: F401  first, so that the OpenMP runtime it brings is the one that the core binds to
 
 core: ModuleType | None
 try:
-    from sdm.native import _core as core  # type: ignore[no-redef]
+    core = importlib.import_module("sdm.native._core")
 except ImportError as error:
     core = None
     _reason = str(error)

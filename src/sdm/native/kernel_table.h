@@ -4,10 +4,14 @@
 // kernels(). To add an op: a member here, its functions in a header that kernels.cpp includes.
 #pragma once
 
+#include "product_key.h"
+
 namespace sdm {
 
 struct KernelTable {
   const char* isa;
+  ProductKeyKernels<float> product_key_float;
+  ProductKeyKernels<double> product_key_double;
 };
 
 // The table for this processor, or the one that the environment variable SDM_ISA names (portable, avx2, avx512).

@@ -4,6 +4,7 @@
 // the standard library that could be emitted out of line (containers, algorithms) is used, because the linker would
 // keep one copy of it, perhaps the one that only the newest processors can run.
 #include "kernel_table.h"
+#include "product_key_kernels.h"
 #include "simd.h"
 
 #define SDM_STRING_(x) #x
@@ -15,6 +16,8 @@ namespace SDM_ISA {
 const KernelTable& table() {
   static constexpr KernelTable filled = {
       SDM_STRING(SDM_ISA),
+      {&product_key_workspace<float>, &product_key_rows<float>},
+      {&product_key_workspace<double>, &product_key_rows<double>},
   };
   return filled;
 }

@@ -2,33 +2,20 @@
 
 from __future__ import annotations
 
-import functools
-import importlib
 import warnings
 
 import torch
 
-BACKENDS = ("reference", "chunked", "native")
+from sdm.native import core
 
+BACKENDS = ("reference", "chunked")
 
-@functools.cache
-def native_unavailable() -> str | None:
-    """Why the compiled core cannot be used, or None if it can."""
-    try:
-        importlib.import_module("sdm.native._core")
-    except ImportError as error:
-        return str(error)
-    return None
+_said: set[str] = set()
 
 
 def available_backends() -> tuple[str, ...]:
     """The backends that can run on this machine, slowest first."""
-    return tuple(name for name in BACKENDS if name != "native" or native_unavailable() is None)
-
-
-@functools.cache
-def _say_once(message: str) -> None:
-    warnings.warn(message, RuntimeWarning, stacklevel=4)
+    return tuple(name for name in BACKENDS if name != "native" or core is not None)
 
 
 def choose_backend(
@@ -45,27 +32,30 @@ def choose_backend(
         raise ValueError(f"backend must be one of {('auto', *supported)}, got {requested!r}")
     if requested in ("reference", "chunked"):
         return requested
-
-    obstacle = _native_obstacle(device, dtype)
     if "native" not in supported:
         return "chunked"
+    obstacle = _native_obstacle(device, dtype)
     if obstacle is None:
         return "native"
     if requested == "native":
         raise ValueError(f'backend "native" cannot serve this call: {obstacle}; use "chunked" or "auto"')
-    if device.type == "cpu" and native_unavailable() is not None:
-        _say_once(
-            f"the compiled CPU core of sparse-delta-memory is missing ({native_unavailable()}): the PyTorch fallback "
-            '"chunked" runs instead, more than ten times slower. Reinstall the package where a C++ compiler is present.'
-        )
+    if device.type == "cpu":
+        say_once(f'backend "chunked", many times slower than "native", serves this call: {obstacle}')
     return "chunked"
 
 
+def say_once(message: str) -> None:
+    """Warn, but only the first time a message comes up; a compiled graph stays silent."""
+    if message not in _said and not torch.compiler.is_compiling():
+        _said.add(message)
+        warnings.warn(message, RuntimeWarning, stacklevel=4)
+
+
 def _native_obstacle(device: torch.device, dtype: torch.dtype) -> str | None:
-    if (missing := native_unavailable()) is not None:
-        return f"the compiled core is missing ({missing})"
+    if core is None:
+        return "the compiled core is missing (reinstall sparse-delta-memory where a C++ compiler is present)"
     if device.type != "cpu":
-        return f"it runs on CPU tensors, got {device}"
+        return f"the compiled core works on CPU tensors, got {device}"
     if dtype not in (torch.float32, torch.float64):
-        return f"it computes in float32 or float64, got {dtype}"
+        return f"the compiled core computes in float32 or float64, got {dtype}"
     return None

@@ -5,12 +5,12 @@ Shapes: B batch, T time, H heads, K key size, D value channels, S sequences (bat
 
 from __future__ import annotations
 
-import torch
 from torch import Tensor
 
 from sdm.ops.backends import choose_backend
+from sdm.ops.checks import check_decay, compute_dtype
 from sdm.ops.gated_delta_rule.chunked import gated_delta_rule_chunked
-from sdm.ops.gated_delta_rule.inputs import Tokens, check_decay, check_shapes, check_state, compute_dtype
+from sdm.ops.gated_delta_rule.inputs import Tokens, check_shapes, check_state, check_step
 from sdm.ops.gated_delta_rule.reference import gated_delta_rule_reference, step
 
 __all__ = ["gated_delta_rule", "gated_delta_step_"]
@@ -57,7 +57,7 @@ def gated_delta_rule(
     tokens = Tokens(query, key, value, beta, log_decay)
     check_shapes(tokens)
     sequences = check_state(tokens, initial_state, cu_seqlens)
-    dtype = compute_dtype(tokens, initial_state)
+    dtype = compute_dtype(*tokens, initial_state)
     chosen = choose_backend(backend, value.device, dtype, SUPPORTED)
     if initial_state is None:
         initial_state = value.new_zeros(key.shape[2:] + value.shape[-1:], dtype=dtype)
@@ -68,21 +68,18 @@ def gated_delta_rule(
     return y.to(value.dtype), final_state if output_final_state else None
 
 
-@torch.no_grad()
 def gated_delta_step_(
     state: Tensor, query: Tensor, key: Tensor, value: Tensor, beta: Tensor, log_decay: Tensor
 ) -> Tensor:
-    """One token of `gated_delta_rule`, without gradients: `state` [B,H,K,D] changes in place.
+    """One token of `gated_delta_rule`, shapes without T; `state` [B,H,K,D] is updated in place. Returns y [B,H,D].
 
-    The other shapes are those of `gated_delta_rule` without T. Returns the output `[B,H,D]` in the dtype of value.
+    For decoding: it records no gradients. A bfloat16 or float16 state is rounded after each write, the arithmetic is
+    in float32.
     """
     token = Tokens(query, key, value, beta, log_decay)
-    check_shapes(token, time="")
-    expected = (*key.shape, value.shape[-1])
-    if tuple(state.shape) != expected:
-        raise ValueError(f"state must be [B,H,K,D] = {list(expected)}, got shape {list(state.shape)}")
+    check_step(state, token)
     check_decay(log_decay)
-    dtype = compute_dtype(token, state)
+    dtype = compute_dtype(*token, state)
     y, after = step(token.to(dtype), state.to(dtype))
     state.copy_(after)
     return y.to(value.dtype)

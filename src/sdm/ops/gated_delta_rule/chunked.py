@@ -20,7 +20,8 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from sdm.ops.gated_delta_rule.inputs import Tokens, check_decay, document_bounds
+from sdm.ops.checks import check_decay, document_bounds
+from sdm.ops.gated_delta_rule.inputs import Tokens
 
 CHUNK = 64
 
@@ -38,7 +39,7 @@ def gated_delta_rule_chunked(
         return y[:, :time], state
 
     bounds = document_bounds(cu_seqlens, time)
-    place, chunks = _chunks_of_documents(bounds, chunk, tokens.value.device)
+    place, chunks = chunks_of_documents(bounds, chunk, tokens.value.device)
     # One row of zeros at the end serves every place that pads a document's last chunk.
     padded = Tokens(*(torch.cat((x, x.new_zeros(1, 1, *x.shape[2:])), dim=1)[:, place] for x in tokens))
     parts = _chunk_parts(padded, chunk)
@@ -121,7 +122,7 @@ def _carry(parts: Parts, state: Tensor) -> tuple[Tensor, Tensor]:
     return torch.cat(outputs, dim=2).movedim(1, 2), state
 
 
-def _chunks_of_documents(bounds: list[int], chunk: int, device: torch.device) -> tuple[Tensor, list[int]]:
+def chunks_of_documents(bounds: list[int], chunk: int, device: torch.device) -> tuple[Tensor, list[int]]:
     """Where each place of each chunk finds its token (T: a row of padding), and how many chunks a document has."""
     time = bounds[-1]
     places, chunks = [], []

@@ -10,7 +10,8 @@ import itertools
 import torch
 from torch import Tensor
 
-from sdm.ops.gated_delta_rule.inputs import Tokens, check_decay, document_bounds
+from sdm.ops.checks import check_decay, document_bounds
+from sdm.ops.gated_delta_rule.inputs import Tokens
 
 
 def gated_delta_rule_reference(

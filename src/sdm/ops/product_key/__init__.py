@@ -12,12 +12,17 @@ import torch
 from torch import Tensor
 
 from sdm.ops.backends import choose_backend
+from sdm.ops.product_key.native import product_key_topk_native
 from sdm.ops.product_key.pruned import product_key_topk_pruned
 from sdm.ops.product_key.reference import product_key_topk_reference
 
 __all__ = ["product_key_topk"]
 
-SUPPORTED = ("reference", "chunked")
+_BACKENDS = {
+    "reference": product_key_topk_reference,
+    "chunked": product_key_topk_pruned,
+    "native": product_key_topk_native,
+}
 
 
 def product_key_topk(scores: Tensor, k: int, *, backend: str = "auto") -> tuple[Tensor, Tensor]:
@@ -38,10 +43,8 @@ def product_key_topk(scores: Tensor, k: int, *, backend: str = "auto") -> tuple[
     """
     _check(scores, k)
     dtype = torch.promote_types(scores.dtype, torch.float32)
-    chosen = choose_backend(backend, scores.device, dtype, SUPPORTED)
-    if chosen == "reference":
-        return product_key_topk_reference(scores.to(dtype), k)
-    return product_key_topk_pruned(scores.to(dtype), k)
+    run = _BACKENDS[choose_backend(backend, scores.device, dtype, tuple(_BACKENDS))]
+    return run(scores.to(dtype), k)
 
 
 def _check(scores: Tensor, k: int) -> None:

@@ -6,8 +6,9 @@ import torch
 from torch import Tensor
 
 from sdm.ops.backends import choose_backend
+from sdm.ops.checks import check_no_gradients, compute_dtype
 from sdm.ops.sparse_delta_rule.chunked import sparse_delta_rule_chunked
-from sdm.ops.sparse_delta_rule.inputs import Tokens, check_shapes, compute_dtype
+from sdm.ops.sparse_delta_rule.inputs import Tokens, check_shapes
 from sdm.ops.sparse_delta_rule.reference import sparse_delta_rule_reference, sparse_delta_step_reference_
 
 __all__ = ["sparse_delta_rule", "sparse_delta_step_"]
@@ -62,7 +63,7 @@ def sparse_delta_rule(
     """
     tokens = Tokens(write_index, write_weight, value, beta, log_decay, read_index, read_weight)
     num_slots = check_shapes(tokens, initial_state, num_slots, cu_seqlens, update)
-    dtype = compute_dtype(tokens, initial_state)
+    dtype = compute_dtype(*tokens, initial_state)
     run = _BACKENDS[choose_backend(backend, value.device, dtype, tuple(_BACKENDS))]
 
     sequences = value.shape[0] if cu_seqlens is None else cu_seqlens.numel() - 1
@@ -82,6 +83,8 @@ def sparse_delta_step_(
     log_decay: Tensor,
     read_index: Tensor,
     read_weight: Tensor,
+    *,
+    update: str = "delta",
 ) -> Tensor:
     """One token of `sparse_delta_rule`, shapes without T; `state` [B,H,N,D] is updated in place. Returns y [B,H,D].
 
@@ -91,11 +94,7 @@ def sparse_delta_step_(
     tokens = Tokens(write_index, write_weight, value, beta, log_decay, read_index, read_weight)
     if state.dim() != 4:
         raise ValueError(f"state must be [B,H,N,D], got shape {list(state.shape)}")
-    check_shapes(tokens, state, None, None, "delta", time="")
-    if torch.is_grad_enabled() and any(x.requires_grad for x in (state, *tokens)):
-        raise RuntimeError(
-            "sparse_delta_step_ updates its state in place and records no gradients: call it under torch.no_grad(), "
-            "or use sparse_delta_rule"
-        )
-    y = sparse_delta_step_reference_(state, tokens.floats_to(compute_dtype(tokens, state)))
+    check_shapes(tokens, state, None, None, update, time="")
+    check_no_gradients("sparse_delta_step_", "sparse_delta_rule", state, *tokens)
+    y = sparse_delta_step_reference_(state, tokens.floats_to(compute_dtype(*tokens, state)), update)
     return y.to(value.dtype)

@@ -25,7 +25,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from sdm.ops.sparse_delta_rule.inputs import Tokens, check_values, document_bounds
+from sdm.ops.checks import document_bounds
+from sdm.ops.sparse_delta_rule.inputs import Tokens, check_values
 
 CHUNK = 64
 

@@ -10,7 +10,8 @@ import itertools
 import torch
 from torch import Tensor
 
-from sdm.ops.sparse_delta_rule.inputs import Tokens, check_values, document_bounds
+from sdm.ops.checks import document_bounds
+from sdm.ops.sparse_delta_rule.inputs import Tokens, check_values
 
 
 def written_rows(state_BHND: Tensor, token: Tokens, update: str) -> tuple[Tensor, Tensor]:
@@ -62,7 +63,7 @@ def _run(tokens: Tokens, state: Tensor, update: str) -> tuple[Tensor, Tensor]:
     return torch.stack(outputs, dim=1) if outputs else tokens.value.clone(), state
 
 
-def sparse_delta_step_reference_(state: Tensor, token: Tokens) -> Tensor:
+def sparse_delta_step_reference_(state: Tensor, token: Tokens, update: str) -> Tensor:
     """One token; the state [B,H,N,D] changes in place and keeps its dtype, the arithmetic is that of the token."""
     check_values(token, state.shape[2])
     dtype = token.value.dtype
@@ -72,6 +73,6 @@ def sparse_delta_step_reference_(state: Tensor, token: Tokens) -> Tensor:
     local = token._replace(
         write_index=torch.arange(slot_BHWD.shape[2], device=state.device).expand_as(token.write_index)
     )
-    state.scatter_(2, slot_BHWD, written_rows(rows_BHWD, local, "delta")[1].to(state.dtype))
+    state.scatter_(2, slot_BHWD, written_rows(rows_BHWD, local, update)[1].to(state.dtype))
     read_BHRD = state.gather(2, _rows_of(token.read_index, state)).to(dtype)
     return (token.read_weight.unsqueeze(-1) * read_BHRD).sum(2)

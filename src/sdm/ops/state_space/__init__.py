@@ -5,11 +5,11 @@ Shapes: B batch, T time, H heads, K key size, D value channels, S sequences (bat
 
 from __future__ import annotations
 
-import torch
 from torch import Tensor
 
 from sdm.ops.backends import choose_backend
-from sdm.ops.gated_delta_rule.inputs import Tokens, check_decay, check_shapes, check_state, compute_dtype
+from sdm.ops.checks import check_decay, check_float, check_no_gradients, check_shape, check_tensor, compute_dtype
+from sdm.ops.gated_delta_rule.inputs import Tokens, check_shapes, check_state
 from sdm.ops.state_space.chunked import state_space_chunked
 from sdm.ops.state_space.reference import state_space_reference, step
 
@@ -56,7 +56,7 @@ def state_space(
     tokens = Tokens(query, key, value, beta, log_decay)
     check_shapes(tokens)
     sequences = check_state(tokens, initial_state, cu_seqlens)
-    dtype = compute_dtype(tokens, initial_state)
+    dtype = compute_dtype(*tokens, initial_state)
     run = _BACKENDS[choose_backend(backend, value.device, dtype, tuple(_BACKENDS))]
     if initial_state is None:
         initial_state = value.new_zeros(key.shape[2:] + value.shape[-1:], dtype=dtype)
@@ -65,7 +65,6 @@ def state_space(
     return y.to(value.dtype), final_state if output_final_state else None
 
 
-@torch.no_grad()
 def state_space_step_(
     state: Tensor, query: Tensor, key: Tensor, value: Tensor, beta: Tensor, log_decay: Tensor
 ) -> Tensor:
@@ -76,11 +75,12 @@ def state_space_step_(
     """
     token = Tokens(query, key, value, beta, log_decay)
     check_shapes(token, time="")
-    expected = (*key.shape, value.shape[-1])
-    if tuple(state.shape) != expected:
-        raise ValueError(f"state must be [B,H,K,D] = {list(expected)}, got shape {list(state.shape)}")
+    check_tensor("state", state, value.device)
+    check_float("state", state)
+    check_shape("state", state, (*key.shape, value.shape[-1]), "[B,H,K,D]")
+    check_no_gradients("state_space_step_", "state_space", state, *token)
     check_decay(log_decay)
-    dtype = compute_dtype(token, state)
+    dtype = compute_dtype(*token, state)
     y, after = step(token.to(dtype), state.to(dtype))
     state.copy_(after)
     return y.to(value.dtype)

@@ -17,9 +17,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from sdm.ops.documents import chunk_documents, document_bounds
-from sdm.ops.gated_delta_rule.chunked import segment_sums
-from sdm.ops.gated_delta_rule.inputs import Tokens, check_decay
+from sdm.ops.checks import check_decay, document_bounds
+from sdm.ops.gated_delta_rule.chunked import chunks_of_documents, segment_sums
+from sdm.ops.gated_delta_rule.inputs import Tokens
 
 CHUNK = 64
 
@@ -34,7 +34,7 @@ def state_space_chunked(
     if cu_seqlens is None:
         y, state = _run(tokens, [initial_state], [-(-time // chunk)], chunk)
         return y[:, :time], state
-    place, chunks = chunk_documents(document_bounds(cu_seqlens, time), chunk, tokens.value.device)
+    place, chunks = chunks_of_documents(document_bounds(cu_seqlens, time), chunk, tokens.value.device)
     # One row of zeros at the end serves every place that fills up a document's last chunk.
     padded = Tokens(*(torch.cat((x, x.new_zeros(1, 1, *x.shape[2:])), dim=1)[:, place] for x in tokens))
     y, state = _run(padded, list(initial_state.split(1)), chunks, chunk)

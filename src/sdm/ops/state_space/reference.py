@@ -10,8 +10,8 @@ import itertools
 import torch
 from torch import Tensor
 
-from sdm.ops.documents import document_bounds
-from sdm.ops.gated_delta_rule.inputs import Tokens, check_decay
+from sdm.ops.checks import check_decay, document_bounds
+from sdm.ops.gated_delta_rule.inputs import Tokens
 
 
 def state_space_reference(tokens: Tokens, initial_state: Tensor, cu_seqlens: Tensor | None) -> tuple[Tensor, Tensor]:

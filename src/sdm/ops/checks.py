@@ -1,0 +1,90 @@
+"""What every op asks of its tensors, said in the same words.
+
+Shapes, dtypes and devices cost nothing to check. What needs a pass over the data is checked inside the backends, so
+that a compiled graph checks it too.
+"""
+
+from __future__ import annotations
+
+import itertools
+
+import torch
+from torch import Tensor
+
+
+def compute_dtype(*tensors: Tensor | None) -> torch.dtype:
+    """The widest float among the tensors, at least float32."""
+    dtype = torch.float32
+    for x in tensors:
+        if x is not None and x.is_floating_point():
+            dtype = torch.promote_types(dtype, x.dtype)
+    return dtype
+
+
+def check_tensor(name: str, x: Tensor, device: torch.device | None = None) -> None:
+    if not isinstance(x, Tensor):
+        raise TypeError(f"{name} must be a torch.Tensor, got {type(x).__name__}")
+    if device is not None and x.device != device:
+        raise ValueError(f"{name} is on {x.device}, but value is on {device}; move it there")
+
+
+def check_float(name: str, x: Tensor) -> None:
+    if not x.is_floating_point():
+        raise TypeError(f"{name} must be a floating-point tensor, got {x.dtype}")
+
+
+def check_integer(name: str, x: Tensor) -> None:
+    if x.is_floating_point() or x.is_complex() or x.dtype == torch.bool:
+        raise TypeError(f"{name} must be an integer tensor, got {x.dtype}")
+
+
+def check_shape(name: str, x: Tensor, shape: tuple[int | None, ...], meaning: str) -> None:
+    """None in `shape` stands for any size."""
+    if x.dim() != len(shape) or any(want is not None and want != got for want, got in zip(shape, x.shape, strict=True)):
+        sizes = ", ".join("any" if size is None else str(size) for size in shape)
+        raise ValueError(f"{name} must be {meaning}, here ({sizes}), got shape {list(x.shape)}")
+
+
+def check_cu_seqlens(cu_seqlens: Tensor, batch: int) -> int:
+    """Returns the number of documents."""
+    check_tensor("cu_seqlens", cu_seqlens)
+    check_integer("cu_seqlens", cu_seqlens)
+    if cu_seqlens.dim() != 1 or cu_seqlens.numel() < 2:
+        raise ValueError(
+            "cu_seqlens must be [documents + 1] offsets, the first 0 and the last T, "
+            f"got shape {list(cu_seqlens.shape)}"
+        )
+    if batch != 1:
+        raise ValueError(f"cu_seqlens packs documents into one row: the batch must be 1, got {batch}")
+    return cu_seqlens.numel() - 1
+
+
+def document_bounds(cu_seqlens: Tensor, time: int) -> list[int]:
+    """The offsets as numbers, checked."""
+    bounds = cu_seqlens.tolist()
+    if bounds[0] != 0 or bounds[-1] != time:
+        raise ValueError(
+            f"cu_seqlens must start at 0 and end at T = {time}, got {bounds[0]} and {bounds[-1]}; "
+            "it holds the offset of every document's start and, last, the length of the row"
+        )
+    for document, (start, end) in enumerate(itertools.pairwise(bounds)):
+        if end < start:
+            raise ValueError(
+                f"cu_seqlens must not decrease, got {start} then {end}: document {document} would overlap the next"
+            )
+    return bounds
+
+
+def check_decay(log_decay: Tensor) -> None:
+    """Raise for decays that would grow the state, NaN included. A traced graph has no values to look at."""
+    if not torch.compiler.is_compiling() and not bool((log_decay <= 0).all()):
+        raise ValueError(f"log_decay must be at most 0 (a decay factor of at most 1), got {log_decay.max().item()}")
+
+
+def check_no_gradients(name: str, functional: str, *tensors: Tensor) -> None:
+    """For functions that work in place."""
+    if torch.is_grad_enabled() and any(x.requires_grad for x in tensors):
+        raise RuntimeError(
+            f"{name} updates its state in place and records no gradients: call it under torch.no_grad(), "
+            f"or use {functional}"
+        )

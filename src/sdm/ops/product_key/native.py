@@ -1,0 +1,94 @@
+"""Product-key selection by the compiled core, registered as a torch op."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from sdm.native import require_core
+
+
+def _run(scores: Tensor, k: int) -> tuple[Tensor, Tensor]:
+    scores = scores.contiguous()
+    n = scores.shape[-1] // 2
+    values = scores.new_empty((*scores.shape[:-1], k))
+    index = torch.empty_like(values, dtype=torch.int64)
+    require_core().product_key_topk(
+        scores.data_ptr(),
+        values.data_ptr(),
+        index.data_ptr(),
+        scores.numel() // (2 * n),
+        n,
+        k,
+        scores.dtype == torch.float64,
+        torch.get_num_threads(),
+    )
+    return values, index
+
+
+@torch.library.custom_op("sdm::product_key_topk", mutates_args=(), device_types="cpu")
+def _topk(scores: Tensor, k: int) -> tuple[Tensor, Tensor]:
+    return _run(scores, k)
+
+
+@_topk.register_fake
+def _(scores: Tensor, k: int) -> tuple[Tensor, Tensor]:
+    values = scores.new_empty((*scores.shape[:-1], k))
+    return values, torch.empty_like(values, dtype=torch.int64)
+
+
+@torch.library.custom_op("sdm::product_key_topk_backward", mutates_args=(), device_types="cpu")
+def _topk_backward(grad_values: Tensor, index: Tensor, n: int) -> Tensor:
+    grad_values, index = grad_values.contiguous(), index.contiguous()
+    grad_scores = grad_values.new_empty((*index.shape[:-1], 2 * n))
+    require_core().product_key_topk_backward(
+        grad_values.data_ptr(),
+        index.data_ptr(),
+        grad_scores.data_ptr(),
+        index.numel() // index.shape[-1],
+        n,
+        index.shape[-1],
+        grad_values.dtype == torch.float64,
+        torch.get_num_threads(),
+    )
+    return grad_scores
+
+
+@_topk_backward.register_fake
+def _(grad_values: Tensor, index: Tensor, n: int) -> Tensor:
+    return grad_values.new_empty((*index.shape[:-1], 2 * n))
+
+
+def _save(ctx: Any, inputs: tuple[Tensor, int], output: tuple[Tensor, Tensor]) -> None:
+    ctx.mark_non_differentiable(output[1])
+    ctx.save_for_backward(output[1])
+    ctx.n = inputs[0].shape[-1] // 2
+
+
+def _backward(ctx: Any, grad_values: Tensor, _: Tensor | None) -> tuple[Tensor, None]:
+    return _topk_backward(grad_values, ctx.saved_tensors[0], ctx.n), None
+
+
+def _backward_of_backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None]:
+    # The gradient is linear in grad_values: its own gradient picks the two scores of each slot again.
+    (index,) = ctx.saved_tensors
+    return grad.gather(-1, index // ctx.n) + grad.gather(-1, ctx.n + index % ctx.n), None, None
+
+
+def _save_index(ctx: Any, inputs: tuple[Tensor, Tensor, int], output: Tensor) -> None:
+    ctx.save_for_backward(inputs[1])
+    ctx.n = inputs[2]
+
+
+torch.library.register_autograd("sdm::product_key_topk", _backward, setup_context=_save)
+torch.library.register_autograd("sdm::product_key_topk_backward", _backward_of_backward, setup_context=_save_index)
+
+
+def product_key_topk_native(scores: Tensor, k: int) -> tuple[Tensor, Tensor]:
+    """scores [..., 2n] in float32 or float64 on the CPU -> values and slots [..., k]."""
+    if torch.compiler.is_compiling() or (scores.requires_grad and torch.is_grad_enabled()):
+        return _topk(scores, k)
+    # A decode step is a handful of rows: passing through the dispatcher would cost more than the selection.
+    return _run(scores, k)

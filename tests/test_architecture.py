@@ -1,0 +1,91 @@
+"""Imports go one way, heavy packages are imported where they belong, and the public names are the promised ones."""
+
+from __future__ import annotations
+
+import ast
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import sdm
+
+ROOT = Path(sdm.__file__).parent
+
+# Who may import whom: a package may import those in its own set, and itself.
+MAY_IMPORT: dict[str, set[str]] = {
+    "native": set(),
+    "ops": {"native"},
+    "layers": {"ops"},
+    "data": set(),
+    "models": {"layers", "ops"},
+    "training": {"models", "layers", "ops", "data"},
+    "evaluation": {"models", "layers", "ops", "data"},
+    "analysis": {"models", "layers", "ops", "data"},
+    "recipes": {"training", "evaluation", "analysis", "models", "layers", "ops", "data"},
+}
+HEAVY = {"transformers", "tokenizers", "safetensors", "tyro", "rich", "matplotlib", "triton", "numpy"}
+
+
+def modules() -> list[Path]:
+    return sorted(ROOT.rglob("*.py"))
+
+
+def imported(path: Path) -> set[str]:
+    names = set()
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.Import):
+            names |= {alias.name for alias in node.names}
+        elif isinstance(node, ast.ImportFrom):
+            assert node.level == 0, f"{path}: imports are absolute"
+            assert node.module is not None
+            names |= {f"{node.module}.{alias.name}" for alias in node.names}
+    return names
+
+
+@pytest.mark.parametrize("path", modules(), ids=lambda path: str(path.relative_to(ROOT)))
+def test_imports_go_one_way(path: Path) -> None:
+    package = path.relative_to(ROOT).parts[0]
+    if package not in MAY_IMPORT:  # sdm/__init__.py and cli.py stand above everything
+        return
+    for name in imported(path):
+        if name.startswith("sdm."):
+            target = name.split(".")[1]
+            assert target == package or target in MAY_IMPORT[package], f"{package} must not import {name}"
+        if package in ("native", "ops", "layers"):
+            assert name.split(".")[0] not in HEAVY or "triton" in path.parts, f"{package} must not import {name}"
+
+
+def test_every_package_is_placed() -> None:
+    packages = {path.name for path in ROOT.iterdir() if path.is_dir() and path.name != "__pycache__"}
+    assert packages <= MAY_IMPORT.keys()
+
+
+@pytest.mark.parametrize("module", ["sdm.ops", "sdm"])
+def test_core_import_needs_torch_alone(module: str) -> None:
+    """numpy is what torch imports by itself where it is installed."""
+    code = f"import sys, torch; before = set(sys.modules); import {module}; print(*(set(sys.modules) - before))"
+    result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    roots = {name.split(".")[0] for name in result.stdout.split()}
+    assert roots - sys.stdlib_module_names - {"torch"} <= {"sdm"}
+
+
+def test_public_names() -> None:
+    assert set(sdm.__all__) >= {"SparseDeltaMemory", "ops"}
+    for name in sdm.__all__:
+        assert hasattr(sdm, name)
+    for name in (
+        "available_backends",
+        "gated_delta_rule",
+        "product_key_topk",
+        "sparse_delta_rule",
+        "sparse_delta_step_",
+    ):
+        assert name in sdm.ops.__all__
+        assert getattr(sdm.ops, name).__doc__
+
+
+def test_no_file_is_too_long() -> None:
+    for path in modules():
+        assert len(path.read_text().splitlines()) <= 600, f"{path}: one idea per file"
