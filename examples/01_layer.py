@@ -15,13 +15,14 @@ print("output", tuple(y.shape), "state", tuple(state.shape))
 # In two pieces: the state goes in and comes out.
 first, middle = layer(x[:, :60], return_state=True)
 second = layer(x[:, 60:], state=middle)
-print("pieces differ by", float((torch.cat([first, second], dim=1) - y).abs().max()))
+pieces = torch.cat([first, second], dim=1)
+print("pieces differ by", (pieces - y).abs().max().item())
 
 # Token by token: `step_` updates the state in place, and only the slots that the token writes.
 with torch.no_grad():
     memory = layer.start_state(batch_size=2)
     steps = torch.stack([layer.step_(token, memory) for token in x.unbind(1)], dim=1)
-print("steps differ by", float((steps - y).abs().max()))
+print("steps differ by", (steps - y).abs().max().item())
 
 # It trains like any other module. The initial state is learned too.
 y.square().mean().backward()

@@ -7,12 +7,11 @@ import sys
 from pathlib import Path
 
 import pytest
-from models.test_interoperation import tiny_tokenizer
-from tiny_models import tiny_model
 
 import sdm
+from models.test_interoperation import tiny_tokenizer
 from sdm.cli import main
-
+from tiny_models import tiny_model
 
 
 @pytest.fixture
@@ -38,7 +37,8 @@ def test_figure(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
         assert name in capsys.readouterr().out
 
 
-def test_info(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_info(run: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", "200")
     for folder in (run, run / "export"):
         main(["info", str(folder)])
         printed = capsys.readouterr().out
@@ -78,7 +78,7 @@ def test_clear_errors(run: Path, tmp_path: Path) -> None:
     with pytest.raises(SystemExit, match="nothing to continue"):
         main(["generate", str(run)])
     (tmp_path / "poem").write_text("a poem")
-    with pytest.raises(SystemExit, match="poem.*of another format"):
+    with pytest.raises(SystemExit, match=r"poem.*of another format"):
         main(["generate", str(run), "--prompt", "x", "--state", str(tmp_path / "poem")])
     assert (tmp_path / "poem").read_text() == "a poem"
     for path in (run / "export").glob("tokenizer*"):

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import Annotated, Any, Literal
 
 import tyro
-
-if TYPE_CHECKING:
-    from sdm.models import SDMForCausalLM
 
 # Where a run keeps its model for transformers.
 EXPORT = "export"
@@ -131,7 +129,7 @@ class Generate:
             MemoryState.from_cache(model, cache, pending=new[-1:]).save(self.state)
 
 
-COMMANDS: dict[str, type[Any]] = {
+COMMANDS: dict[str, Callable[..., Any]] = {
     "ladder": Ladder,
     "figure": DrawFigure,
     "info": Info,
@@ -151,7 +149,7 @@ def model_folder(name: str) -> Path:
     raise SystemExit(f"{name!r} is neither a model's folder (no config.json) nor a run's (no {EXPORT}/config.json)")
 
 
-def load_model(name: str) -> SDMForCausalLM:
+def load_model(name: str) -> Any:
     from transformers.utils import logging
 
     from sdm.models import SDMForCausalLM

@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 import torch
-from tiny_models import tiny_config, tokens
 
 import sdm
+from tiny_models import tiny_config, tokens
 
 
 def test_four_fields_make_a_working_model() -> None:

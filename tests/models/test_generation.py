@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import pytest
 import torch
-from helpers import assert_close, assert_identical
-from tiny_models import STACKS, tiny_config, tiny_model, tokens
 from transformers import DynamicCache
 
 import sdm
-
+from helpers import assert_close, assert_identical
+from tiny_models import STACKS, tiny_config, tiny_model, tokens
 
 
 @pytest.fixture(params=STACKS)
@@ -62,9 +61,7 @@ def test_sampling(model: sdm.SDMForCausalLM) -> None:
 def test_beam_search(model: sdm.SDMForCausalLM) -> None:
     ids = tokens(2, 6)
     options = {"max_new_tokens": 10, "num_beams": 4, "num_return_sequences": 3, "do_sample": False}
-    assert_identical(
-        [model.generate(ids, **options)], [model.generate(ids, **options, use_cache=False)]
-    )
+    assert_identical([model.generate(ids, **options)], [model.generate(ids, **options, use_cache=False)])
 
 
 def test_chunked_prefill(model: sdm.SDMForCausalLM) -> None:

@@ -7,12 +7,11 @@ from pathlib import Path
 import pytest
 import torch
 import torch.nn.functional as F
-from helpers import assert_close, assert_identical
-from tiny_models import STACKS, VOCABULARY, tiny_model, tokens
 from transformers import AutoConfig, AutoModel, AutoModelForCausalLM
 
 import sdm
-
+from helpers import assert_close, assert_identical
+from tiny_models import STACKS, VOCABULARY, tiny_model, tokens
 
 
 @pytest.fixture(params=STACKS)
@@ -83,7 +82,7 @@ def test_chunked_loss_and_gradients(chunk_size: int) -> None:
 
 def test_chunked_loss_never_holds_all_logits() -> None:
     """With a large vocabulary the largest tensor of forward and backward is a chunk's logits."""
-    model = tiny_model(vocab_size=5000, loss_chunk_size=16)
+    model = tiny_model("full_attention", vocab_size=5000, loss_chunk_size=16)
     ids = tokens(1, 256)
     sizes: list[int] = []
 

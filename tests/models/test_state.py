@@ -7,14 +7,13 @@ from pathlib import Path
 
 import pytest
 import torch
-from helpers import assert_identical
 from safetensors import safe_open
 from safetensors.torch import save_file
-from tiny_models import STACKS, tiny_model, tokens
 from torch import Tensor
 
 import sdm
-
+from helpers import assert_identical
+from tiny_models import STACKS, tiny_model, tokens
 
 
 @pytest.fixture(params=STACKS)

@@ -9,7 +9,7 @@ from __future__ import annotations
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from transformers import Cache
 from transformers.cache_utils import CacheLayerMixin
 
@@ -31,7 +31,7 @@ class LayerCache(CacheLayerMixin):
         self.state: Any = None
         self.length = 0
 
-    def mix(self, layer: nn.Module, x: Tensor, attention_mask: Tensor | None) -> Tensor:
+    def mix(self, layer: Any, x: Tensor, attention_mask: Tensor | None) -> Tensor:
         """Run `layer` on x [B,T,hidden_size] behind the tokens seen so far, and remember where it got to."""
         if self.state is not None and x.shape[0] != self.batch_size:
             raise ValueError(f"past_key_values holds {self.batch_size} rows, but the input has {x.shape[0]}")
@@ -101,9 +101,9 @@ class LayerCache(CacheLayerMixin):
 
 
 class SDMCache(Cache):
-    """The states of all layers of a model. `SDMCache(config)` is empty; `model(..., past_key_values=cache)` fills it."""
+    """The states of all layers of a model. `SDMCache(config)` is empty; a model fills it as `past_key_values`."""
 
-    layers: list[LayerCache]
+    layers: list[LayerCache]  # type: ignore[assignment]
 
     def __init__(self, config: SDMConfig) -> None:
         super().__init__(layers=[LayerCache(kind) for kind in config.layer_types or ()])

@@ -1,7 +1,5 @@
 """The configuration of a hybrid model. A few sizes are enough; everything else follows from them."""
 
-from __future__ import annotations
-
 import difflib
 import math
 from collections.abc import Sequence
@@ -86,7 +84,7 @@ class SDMConfig(PreTrainedConfig):
 
     model_type = "sdm"
     keys_to_ignore_at_inference: ClassVar[list[str]] = ["past_key_values"]
-    default_theta: ClassVar[float] = 500_000.0
+    default_theta = 500_000.0
 
     vocab_size: int = 128_256
     hidden_size: int = 768
@@ -107,10 +105,10 @@ class SDMConfig(PreTrainedConfig):
     num_writes: int | None = None
     num_reads: int | None = None
     learned_initial_state: bool = True
-    initial_state_std: float = 0.002
+    initial_state_std: float | int = 0.002
     memory_update: str = "delta"
     memory_weighting: str = "softmax"
-    memory_temperature: float = 1.0
+    memory_temperature: float | int = 1.0
     memory_output_gate: str = "sigmoid"
     decay_per_write: bool = False
     normalize_scores: bool = False
@@ -119,8 +117,8 @@ class SDMConfig(PreTrainedConfig):
     short_convolution: int = 4
     gdn_learned_initial_state: bool = False
     hidden_act: str = "silu"
-    rms_norm_eps: float = 1e-6
-    initializer_range: float = 0.02
+    rms_norm_eps: float | int = 1e-6
+    initializer_range: float | int = 0.02
     loss_chunk_size: int | None = 1024
     backend: str = "auto"
     use_cache: bool = True

@@ -142,10 +142,9 @@ class Cost:
 
 def cost(config: SDMConfig) -> Cost:
     """Parameters, state, FLOPs and bytes per token of the model that `config` describes, without building it."""
-    assert config.layer_types is not None and config.intermediate_size is not None
     width = config.hidden_size
-    layers = tuple(layer_cost(config, kind) for kind in config.layer_types)
-    mlp = 3 * width * config.intermediate_size
+    layers = tuple(layer_cost(config, kind) for kind in config.layer_types or ())
+    mlp = 3 * width * _size(config.intermediate_size)
     norms = width * (2 * len(layers) + 1)
     inner = sum(layer.parameters for layer in layers) + mlp * len(layers) + norms
     embedding = config.vocab_size * width

@@ -54,7 +54,7 @@ _known: weakref.WeakKeyDictionary[nn.Module, tuple[Any, Fingerprint]] = weakref.
 
 def fingerprint(model: nn.Module) -> Fingerprint:
     """The fingerprint of a model, worked out again only when its weights have changed."""
-    base = getattr(model, "model", model)
+    base: Any = getattr(model, "model", model)
     version = tuple((x.data_ptr(), x._version, x.dtype) for x in base.parameters())
     if base not in _known or _known[base][0] != version:
         _known[base] = (version, Fingerprint(_architecture(base.config), _checksum(base)))
@@ -80,4 +80,4 @@ def _checksum(model: nn.Module) -> str:
 
 
 def _bytes(x: Tensor) -> memoryview:
-    return memoryview(x.contiguous().cpu().view(torch.uint8).numpy())
+    return x.contiguous().cpu().view(torch.uint8).numpy().data

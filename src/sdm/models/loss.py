@@ -29,22 +29,19 @@ def chunked_cross_entropy(
     Args:
         num_items: divides the sum instead of the number of targets, for batches that are accumulated.
     """
-    # Ignored tokens need no logits at all.
-    kept = targets != IGNORED
-    hidden_states, targets = hidden_states[kept], targets[kept]
+    hidden_states, targets = hidden_states.flatten(0, 1), targets.flatten()
     total = hidden_states.new_zeros((), dtype=torch.float32)
-    pieces = zip(hidden_states.split(chunk_size), targets.split(chunk_size), strict=True)
-    for hidden_piece, target_piece in pieces:
+    for hidden_piece, target_piece in zip(hidden_states.split(chunk_size), targets.split(chunk_size), strict=True):
         if torch.is_grad_enabled() and len(targets) > chunk_size:
             total = total + checkpoint(_sum, hidden_piece, head, target_piece, use_reentrant=False)
         else:
             total = total + _sum(hidden_piece, head, target_piece)
     if num_items is None:
-        num_items = len(targets)
+        num_items = (targets != IGNORED).sum().clamp(min=1)
     elif isinstance(num_items, Tensor):
         num_items = num_items.to(total.device)
-    return total / num_items if len(targets) else total + hidden_states.sum() * 0
+    return total / num_items
 
 
 def _sum(hidden_states: Tensor, head: nn.Module, targets: Tensor) -> Tensor:
-    return F.cross_entropy(head(hidden_states).float(), targets, reduction="sum")
+    return F.cross_entropy(head(hidden_states).float(), targets, ignore_index=IGNORED, reduction="sum")

@@ -29,7 +29,8 @@ def _full_attention(config: SDMConfig) -> nn.Module:
 
 
 def _sdm(config: SDMConfig) -> nn.Module:
-    assert config.num_writes is not None and config.num_reads is not None
+    assert config.num_writes is not None
+    assert config.num_reads is not None
     return SparseDeltaMemory(
         config.hidden_size,
         config.num_memory_heads,

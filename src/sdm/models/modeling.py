@@ -30,7 +30,8 @@ class SDMBlock(GradientCheckpointingLayer):
 
     def __init__(self, config: SDMConfig, layer_idx: int) -> None:
         super().__init__()
-        assert config.layer_types is not None and config.intermediate_size is not None
+        assert config.layer_types is not None
+        assert config.intermediate_size is not None
         self.layer_idx = layer_idx
         self.layer_type = config.layer_types[layer_idx]
         self.mixer_norm = nn.RMSNorm(config.hidden_size, eps=config.rms_norm_eps)
@@ -57,6 +58,7 @@ class SDMBlock(GradientCheckpointingLayer):
 class SDMPreTrainedModel(PreTrainedModel):
     """What the model with and without a head share: initialisation, and what transformers needs to know."""
 
+    config: SDMConfig
     config_class = SDMConfig
     base_model_prefix = "model"
     supports_gradient_checkpointing = True
@@ -69,7 +71,7 @@ class SDMPreTrainedModel(PreTrainedModel):
     def _init_weights(self, module: nn.Module) -> None:
         if isinstance(module, (nn.Linear, nn.Embedding)):
             init.normal_(module.weight, std=self.config.initializer_range)
-            if getattr(module, "bias", None) is not None:
+            if isinstance(module, nn.Linear) and module.bias is not None:
                 init.zeros_(module.bias)
         elif isinstance(module, nn.RMSNorm):
             init.ones_(module.weight)
@@ -155,7 +157,7 @@ class SDMModel(SDMPreTrainedModel):
         return BaseModelOutputWithPast(
             last_hidden_state=x,
             past_key_values=past_key_values if use_cache else None,
-            hidden_states=hidden_states,
+            hidden_states=hidden_states,  # type: ignore[arg-type]
         )
 
     def _check_tokens(self, input_ids: Tensor) -> None:
@@ -241,7 +243,10 @@ class SDMForCausalLM(SDMPreTrainedModel, GenerationMixin):
         if labels is None or chunk_size is None or wanted:
             logits = self.lm_head(_keep(x, logits_to_keep))
         return CausalLMOutputWithPast(
-            loss=loss, logits=logits, past_key_values=outputs.past_key_values, hidden_states=outputs.hidden_states
+            loss=loss,  # type: ignore[arg-type]
+            logits=logits,
+            past_key_values=outputs.past_key_values,
+            hidden_states=outputs.hidden_states,
         )
 
     def _prepare_cache_for_generation(
@@ -251,7 +256,7 @@ class SDMForCausalLM(SDMPreTrainedModel, GenerationMixin):
         generation_mode: Any,
         batch_size: int,
         max_cache_length: int,
-    ) -> None:
+    ) -> None:  # type: ignore[override]
         """`generate()` asks for a cache here; transformers' own would lose the states."""
         if generation_config.cache_implementation not in (None, "dynamic"):
             raise ValueError(

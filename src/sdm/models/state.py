@@ -1,7 +1,7 @@
 """What a model remembers of one stream of tokens, as a thing of its own: to keep, fork, compare, save and resume.
 
-An SDM memory is a huge table of which a stream changes a part. A `MemoryState` keeps the learned initial table M0, which
-belongs to the model, and the rows that differ from it. Its tensors never change, so forks share them; only a cache, the
+An SDM memory is a huge table of which a stream changes a part. A `MemoryState` keeps the rows that differ from the
+learned initial table M0, which belongs to the model. Its tensors never change, so forks share them; only a cache, the
 working copy that decoding changes in place, holds whole tables.
 
 Shapes: H heads, N slots, D value channels.
@@ -112,8 +112,8 @@ class MemoryState:
         a, b = state.fork(), state.fork()                    # cost nothing
         model(tokens, past_key_values=a.cache(model))        # continues exactly where the stream was
 
-    States are immutable. `cache` makes the working copy that a model advances; `from_cache` takes a state from it again,
-    which shares with the state that the cache was made from whatever has not changed since.
+    States are immutable. `cache` makes the working copy that a model advances; `from_cache` takes a state from it
+    again, which shares with the state that the cache was made from whatever has not changed since.
     """
 
     pending: tuple[int, ...]
@@ -132,7 +132,9 @@ class MemoryState:
         self._length, self._owned, self.pending = length, owned, tuple(pending)
 
     @classmethod
-    def from_cache(cls: type[_State], model: nn.Module, cache: SDMCache, row: int = 0, pending: Sequence[int] = ()) -> _State:
+    def from_cache(
+        cls: type[_State], model: nn.Module, cache: SDMCache, row: int = 0, pending: Sequence[int] = ()
+    ) -> _State:
         """The state of one row of a cache. Later tokens on the cache do not change it."""
         if not isinstance(cache, SDMCache):
             raise TypeError(f"cache must be an sdm.SDMCache, got {type(cache).__name__}")
@@ -162,18 +164,17 @@ class MemoryState:
                 kinds.append(None if isinstance(layer.state, Tensor) else type(layer.state))
         return cls(model_id, tuple(kinds), tuple(contents), cache.get_seq_length(), owned, pending)
 
-    def cache(self, model: nn.Module, batch_size: int = 1) -> SDMCache:
+    def cache(self, model: Any, batch_size: int = 1) -> SDMCache:
         """A cache in which every row continues this state. It holds whole tables and is the caller's to change."""
         self._model_id.check(fingerprint(model), "this MemoryState")
         if batch_size < 1:
             raise ValueError(f"batch_size must be positive, got {batch_size}")
         cache = SDMCache(model.config)
         for layer, kind, content in zip(cache.layers, self._kinds, self._contents, strict=True):
-            tensors = {"state": content.table().unsqueeze(0)} if isinstance(content, Memory) else content
-            rows = {
-                name: x if isinstance(content, Memory) and batch_size == 1 else x.repeat(batch_size, *[1] * (x.dim() - 1))
-                for name, x in tensors.items()
-            }
+            if isinstance(content, Memory):
+                rows = {"state": content.table().expand(batch_size, *content.shape).contiguous()}
+            else:
+                rows = {name: x.repeat(batch_size, *[1] * (x.dim() - 1)) for name, x in content.items()}
             layer.state = rows["state"] if kind is None else kind(**rows)
             layer.length = self._length
         cache.origin = self
@@ -250,7 +251,7 @@ class MemoryState:
         return f"MemoryState(tokens={self._length}, changed_slots={changed}, nbytes={self.nbytes})"
 
 
-def _mixers(model: nn.Module) -> list[Any]:
+def _mixers(model: Any) -> list[Any]:
     return [block.mixer for block in getattr(model, "model", model).layers]
 
 

@@ -114,7 +114,7 @@ def _digest(tensors: dict[str, Tensor]) -> str:
     for name in sorted(tensors):
         x = tensors[name].contiguous()
         digest.update(f"{name} {x.dtype} {list(x.shape)}".encode())
-        digest.update(memoryview(x.reshape(-1).view(torch.uint8).numpy()))
+        digest.update(x.reshape(-1).view(torch.uint8).numpy().data)
     return digest.hexdigest()
 
 
