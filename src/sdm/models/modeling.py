@@ -249,14 +249,14 @@ class SDMForCausalLM(SDMPreTrainedModel, GenerationMixin):
             hidden_states=outputs.hidden_states,
         )
 
-    def _prepare_cache_for_generation(
+    def _prepare_cache_for_generation(  # type: ignore[override]
         self,
         generation_config: GenerationConfig,
         model_kwargs: dict[str, Any],
         generation_mode: Any,
         batch_size: int,
         max_cache_length: int,
-    ) -> None:  # type: ignore[override]
+    ) -> None:
         """`generate()` asks for a cache here; transformers' own would lose the states."""
         if generation_config.cache_implementation not in (None, "dynamic"):
             raise ValueError(
