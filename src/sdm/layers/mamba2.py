@@ -14,8 +14,7 @@ from sdm.layers.interface import check_input, check_one_of, check_positive, chec
 from sdm.layers.recurrent_state import RecurrentState
 from sdm.layers.short_convolution import ShortConvolution
 from sdm.layers.streams import streams_of
-from sdm.ops.backends import BACKENDS
-from sdm.ops.state_space import state_space, state_space_step_
+from sdm.ops.state_space import SUPPORTED, state_space, state_space_step_
 
 
 class Mamba2(nn.Module):
@@ -53,7 +52,7 @@ class Mamba2(nn.Module):
         self.key_dim = max(1, self.head_dim // 2) if key_dim is None else key_dim
         self.num_groups = self.num_heads if num_groups is None else num_groups
         check_positive(key_dim=self.key_dim, num_groups=self.num_groups, conv_size=conv_size)
-        check_one_of(("auto", *BACKENDS), backend=backend)
+        check_one_of(("auto", *SUPPORTED), backend=backend)
         if self.num_heads % self.num_groups:
             raise ValueError(f"num_heads = {self.num_heads} must be divisible by num_groups = {self.num_groups}")
         self.backend = backend

@@ -4,6 +4,7 @@
 // kernels(). To add an op: a member here, its functions in a header that kernels.cpp includes.
 #pragma once
 
+#include "gated_delta.h"
 #include "product_key.h"
 
 namespace sdm {
@@ -12,6 +13,8 @@ struct KernelTable {
   const char* isa;
   ProductKeyKernels<float> product_key_float;
   ProductKeyKernels<double> product_key_double;
+  GatedDeltaKernels<float> gated_delta_float;
+  GatedDeltaKernels<double> gated_delta_double;
 };
 
 // The table for this processor, or the one that the environment variable SDM_ISA names (portable, avx2, avx512).

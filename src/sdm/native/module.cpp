@@ -1,11 +1,14 @@
 // The Python module sdm.native._core (stable ABI).
 #include "binding.h"
+#include "gated_delta.h"
 #include "kernel_table.h"
 #include "product_key.h"
 
 static PyMethodDef methods[] = {
     SDM_METHOD(isa_name),
     SDM_METHOD(has_openmp),
+    SDM_METHOD(gated_delta_forward),
+    SDM_METHOD(gated_delta_backward),
     SDM_METHOD(product_key_topk),
     SDM_METHOD(product_key_topk_backward),
     {nullptr, nullptr, 0, nullptr},

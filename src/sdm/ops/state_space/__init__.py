@@ -16,6 +16,7 @@ from sdm.ops.state_space.reference import state_space_reference, step
 __all__ = ["state_space", "state_space_step_"]
 
 _BACKENDS = {"reference": state_space_reference, "chunked": state_space_chunked}
+SUPPORTED = tuple(_BACKENDS)
 
 
 def state_space(
@@ -57,7 +58,7 @@ def state_space(
     check_shapes(tokens)
     sequences = check_state(tokens, initial_state, cu_seqlens)
     dtype = compute_dtype(*tokens, initial_state)
-    run = _BACKENDS[choose_backend(backend, value.device, dtype, tuple(_BACKENDS))]
+    run = _BACKENDS[choose_backend(backend, value.device, dtype, SUPPORTED)]
     if initial_state is None:
         initial_state = value.new_zeros(key.shape[2:] + value.shape[-1:], dtype=dtype)
     shape = (sequences, *initial_state.shape[-3:])
