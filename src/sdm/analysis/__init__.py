@@ -1,0 +1,1 @@
+"""Probes, tables and figures: data in, picture out."""

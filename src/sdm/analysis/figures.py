@@ -1,0 +1,57 @@
+"""Figures of the paper, drawn from our own formulas and measurements."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import matplotlib
+
+matplotlib.use("Agg")
+import matplotlib.pyplot as plt
+from matplotlib.figure import Figure
+
+from sdm.models import ladder
+from sdm.models.cost import layer_cost
+
+CONTEXTS = [2**exponent for exponent in range(10, 21)]
+
+
+def state_vs_flops(level: int = 8) -> Figure:
+    """State size against FLOPs per token of one global layer: the paper's first figure.
+
+    Attention buys state with context, GDN with wider keys, both in FLOPs; SDM with fewer heads, at the same FLOPs.
+    """
+    config = ladder(level)
+    figure, axes = plt.subplots(figsize=(6, 4.2), layout="constrained")
+
+    attention = layer_cost(config, "full_attention")
+    points = [(attention.flops(context).total, attention.state_elements(context)) for context in CONTEXTS]
+    axes.plot(*zip(*points, strict=True), "o-", color="tab:green", label="full attention, 1k to 1M tokens")
+
+    assert config.recurrent_key_dim is not None
+    widths = [config.recurrent_key_dim * 2**step for step in range(5)]
+    wider = [layer_cost(ladder(level, "gdn", recurrent_key_dim=width), "gdn") for width in widths]
+    points = [(layer.flops(0).total, layer.state) for layer in wider]
+    axes.plot(*zip(*points, strict=True), "s-", color="tab:gray", label=f"GDN, keys of {widths[0]} to {widths[-1]}")
+
+    heads = [count for count in (8, 4, 2, 1) if config.hidden_size % (4 * count) == 0]
+    memories = [layer_cost(ladder(level, num_memory_heads=count), "sdm") for count in heads]
+    points = [(layer.flops(0).total, layer.state) for layer in memories]
+    axes.plot(*zip(*points, strict=True), "D-", color="tab:purple", label=f"SDM, {heads[0]} to {heads[-1]} heads")
+
+    axes.set(xscale="log", yscale="log", xlabel="FLOPs per token", ylabel="state (elements)")
+    axes.set_title(f"One global layer, level {level} (d = {config.hidden_size})")
+    axes.grid(alpha=0.3, which="both")
+    axes.legend()
+    return figure
+
+
+FIGURES = {"state-vs-flops": state_vs_flops}
+
+
+def draw(name: str, path: Path) -> None:
+    """Draw a figure of `FIGURES` into a file; the suffix of its name says which format."""
+    figure = FIGURES[name]()
+    path.parent.mkdir(parents=True, exist_ok=True)
+    figure.savefig(path, dpi=160)
+    plt.close(figure)

@@ -1,0 +1,76 @@
+"""Tables for the terminal."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from rich.table import Table
+
+from sdm.models import SDMConfig, cost, ladder
+from sdm.models.ladder import LEVELS
+
+
+def ladder_table(levels: Sequence[int] = tuple(LEVELS)) -> Table:
+    """The paper's scaling ladder beside what our formulas give."""
+    table = Table(title="Scaling ladder: the paper's numbers beside ours")
+    table.add_column("level", justify="right")
+    for name in ("d", "layers", "H", "paper", "ours", "paper", "ours", "paper", "ours", "state : params", "GFLOPs"):
+        table.add_column(name, justify="right")
+    for column, heading in ((4, "params"), (6, "GDN state"), (8, "SDM state")):
+        for offset in (0, 1):
+            table.columns[column + offset].header = f"{heading}\n{table.columns[column + offset].header}"
+    table.columns[-1].header = "GFLOPs/token\nat 8192"
+    for level in levels:
+        row, sdm, gdn = LEVELS[level], cost(ladder(level)), cost(ladder(level, "gdn"))
+        table.add_row(
+            str(level),
+            str(row.hidden_size),
+            str(row.num_hidden_layers),
+            str(row.num_memory_heads),
+            row.paper_parameters,
+            f"{sdm.parameters / 1e6:,.1f}M",
+            row.paper_gdn_state,
+            f"{gdn.state_elements:,}",
+            row.paper_sdm_state,
+            f"{sdm.state_elements:,}",
+            f"{sdm.state_elements / sdm.non_embedding_parameters:.0%}",
+            f"{sdm.flops_per_token(8192).total / 1e9:.2f}",
+        )
+    table.caption = (
+        "Parameters include embeddings, but not SDM's memory. Levels 1 and 3: the paper's parameters are those of one "
+        "layer less."
+    )
+    return table
+
+
+def model_table(config: SDMConfig, context: int = 8192) -> Table:
+    """Sizes, layers, state and costs of a model."""
+    costs = cost(config)
+    flops = costs.flops_per_token(context)
+    table = Table(show_header=False)
+    kinds = config.layer_types or []
+    layers = ", ".join(f"{kinds.count(kind)} x {kind}" for kind in dict.fromkeys(kinds))
+    for name, value in (
+        ("parameters", f"{costs.parameters:,}"),
+        ("  without embeddings", f"{costs.non_embedding_parameters:,}"),
+        ("  learned initial state", f"{costs.initial_state_parameters:,}"),
+        ("layers", layers),
+        ("width, vocabulary", f"{config.hidden_size:,}, {config.vocab_size:,}"),
+        ("recurrent state", f"{costs.state_elements:,} elements, {_bytes(costs.state_bytes())} in float32"),
+        ("sliding windows", f"{costs.window_elements:,} elements"),
+        ("keys and values", f"{costs.kv_elements_per_token:,} elements per token"),
+        (f"FLOPs per token at {context:,}", f"{flops.total:,}"),
+        ("  projections", f"{flops.projections:,}"),
+        ("  memory, addressing", f"{flops.memory:,}, {flops.addressing:,}"),
+        ("  attention", f"{flops.attention:,}"),
+        (f"moved per token at {context:,}", f"{_bytes(costs.bytes_per_token(context))} (bfloat16 weights)"),
+    ):
+        table.add_row(name, value)
+    return table
+
+
+def _bytes(count: int) -> str:
+    size, units = float(count), ["B", "kB", "MB", "GB", "TB"]
+    while size >= 1000 and len(units) > 1:
+        size, units = size / 1000, units[1:]
+    return f"{size:.4g} {units[0]}"

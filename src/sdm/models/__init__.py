@@ -1,0 +1,16 @@
+"""Hybrid language models for transformers. Importing this module registers them with its Auto classes."""
+
+from transformers import AutoConfig, AutoModel, AutoModelForCausalLM
+
+from sdm.models.cache import SDMCache
+from sdm.models.configuration import SDMConfig
+from sdm.models.cost import Cost, cost
+from sdm.models.ladder import ladder
+from sdm.models.modeling import SDMForCausalLM, SDMModel
+from sdm.models.state import MemoryState
+
+AutoConfig.register(SDMConfig.model_type, SDMConfig)
+AutoModel.register(SDMConfig, SDMModel)
+AutoModelForCausalLM.register(SDMConfig, SDMForCausalLM)
+
+__all__ = ["Cost", "MemoryState", "SDMCache", "SDMConfig", "SDMForCausalLM", "SDMModel", "cost", "ladder"]

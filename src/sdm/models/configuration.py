@@ -1,0 +1,306 @@
+"""The configuration of a hybrid model. A few sizes are enough; everything else follows from them."""
+
+import difflib
+import math
+from collections.abc import Sequence
+from dataclasses import fields
+from typing import Any, ClassVar
+
+from huggingface_hub.dataclasses import strict
+from transformers import GenerationConfig, PreTrainedConfig
+
+LOCAL_LAYER = "sliding_attention"
+GLOBAL_LAYERS = ("sdm", "gdn", "mamba2", "full_attention")
+LAYER_TYPES = (LOCAL_LAYER, *GLOBAL_LAYERS)
+
+# What transformers itself hands to a config beside its fields.
+_TRANSFORMERS_KEYS = {
+    "attn_implementation",
+    "auto_map",
+    "experts_implementation",
+    "model_type",
+    "name_or_path",
+    "num_labels",
+    "output_attentions",
+    "per_layer_config",
+    "quantization_config",
+    "rope_scaling",
+    "rope_theta",
+    "torch_dtype",
+}
+
+
+@strict
+class SDMConfig(PreTrainedConfig):
+    """A stack of blocks, three of sliding-window attention to one global layer, each followed by a gated MLP.
+
+    `SDMConfig(vocab_size=97, hidden_size=128, num_hidden_layers=4, global_layer="sdm")` is a working model. Fields that
+    are None are derived and then hold the derived value. Values that cannot work raise an error naming the field.
+
+    Args:
+        vocab_size: tokens in the vocabulary.
+        hidden_size: width of the residual stream.
+        num_hidden_layers: number of blocks.
+        global_layer: what the global layers are: "sdm", "gdn", "mamba2" or "full_attention"; or a list that the global
+            layers take in turn, starting anew at its end: ["full_attention", "sdm"] is the paper's mixed hybrid.
+            Derived: "sdm".
+        global_layer_interval: every how many blocks a global layer comes; the others are sliding-window attention.
+            1 makes every layer global.
+        layer_types: the layer of every block, instead of the pattern: "sliding_attention" or one of the global ones.
+        intermediate_size: hidden width of the MLP. Derived: 8/3 hidden_size, rounded up to intermediate_multiple.
+        intermediate_multiple: see intermediate_size.
+        num_attention_heads: heads of both kinds of attention, of GDN and of Mamba2. Derived: hidden_size / head_dim.
+        head_dim: channels per head. Derived: the largest power of two up to 128 that leaves at least four heads.
+        num_key_value_heads: key-value heads of full attention. Derived: half of num_attention_heads, or the nearest
+            number that divides them.
+        sliding_window: tokens that a local layer sees, the current one included.
+        rope_parameters: {"rope_theta": base of the rotary embedding}; `rope_theta=...` is taken as well.
+        max_position_embeddings: longest stream that the model accepts; None: no limit. No layer needs one.
+        num_memory_heads: heads of an SDM layer. Fewer heads make a larger memory at the same cost.
+        num_slots: slots per head, a perfect square. Derived: (hidden_size / (4 num_memory_heads))^2.
+        num_writes: slots that a token writes, per head. Derived: 64, or all slots if there are fewer.
+        num_reads: slots that a token reads, per head. Derived as num_writes.
+        learned_initial_state: whether SDM starts from a learned memory instead of zeros.
+        initial_state_std: its scale at initialisation.
+        memory_update: "delta", or "slot" for the per-slot form.
+        memory_weighting: "softmax" or "l2".
+        memory_temperature: of that softmax.
+        memory_output_gate: "sigmoid" or "silu".
+        decay_per_write: weight the decay of each written slot by its share of the write.
+        normalize_scores: RMS-normalise the scores that address the memory.
+        query_batch_norm: batch-normalise the read scores.
+        recurrent_key_dim: key channels per head of GDN, state channels of Mamba2. Derived: head_dim / 2.
+        short_convolution: taps of GDN's and Mamba2's short convolutions; 0 leaves GDN's out.
+        gdn_learned_initial_state: whether GDN starts from a learned state instead of zeros.
+        hidden_act: activation of the MLP; "silu".
+        rms_norm_eps: of every RMS norm.
+        initializer_range: standard deviation of the weights at initialisation.
+        loss_chunk_size: tokens whose logits are in memory together when the model computes its loss. None computes
+            them all at once and returns them.
+        backend: backend of the ops, see `sdm.ops.available_backends()`.
+        use_cache: whether a forward pass without gradients returns a cache.
+        tie_word_embeddings: whether the output projection is the embedding.
+    """
+
+    model_type = "sdm"
+    keys_to_ignore_at_inference: ClassVar[list[str]] = ["past_key_values"]
+    default_theta = 500_000.0
+
+    vocab_size: int = 128_256
+    hidden_size: int = 768
+    num_hidden_layers: int = 11
+    global_layer: str | list[str] | None = None
+    global_layer_interval: int = 4
+    layer_types: list[str] | None = None
+    intermediate_size: int | None = None
+    intermediate_multiple: int = 64
+    num_attention_heads: int | None = None
+    head_dim: int | None = None
+    num_key_value_heads: int | None = None
+    sliding_window: int = 128
+    rope_parameters: dict | None = None
+    max_position_embeddings: int | None = 2**20
+    num_memory_heads: int = 1
+    num_slots: int | None = None
+    num_writes: int | None = None
+    num_reads: int | None = None
+    learned_initial_state: bool = True
+    initial_state_std: float | int = 0.002
+    memory_update: str = "delta"
+    memory_weighting: str = "softmax"
+    memory_temperature: float | int = 1.0
+    memory_output_gate: str = "sigmoid"
+    decay_per_write: bool = False
+    normalize_scores: bool = False
+    query_batch_norm: bool = False
+    recurrent_key_dim: int | None = None
+    short_convolution: int = 4
+    gdn_learned_initial_state: bool = False
+    hidden_act: str = "silu"
+    rms_norm_eps: float | int = 1e-6
+    initializer_range: float | int = 0.02
+    loss_chunk_size: int | None = 1024
+    backend: str = "auto"
+    use_cache: bool = True
+    tie_word_embeddings: bool = False
+    pad_token_id: int | None = None
+    bos_token_id: int | None = None
+    eos_token_id: int | list[int] | None = None
+
+    def __post_init__(self, **kwargs: Any) -> None:
+        self._refuse_unknown(kwargs)
+        self._check_sizes()
+        self._derive_layers()
+        self._derive_heads()
+        self._derive_memory()
+        if self.intermediate_size is None:
+            multiple = self.intermediate_multiple
+            self.intermediate_size = math.ceil(8 * self.hidden_size / (3 * multiple)) * multiple
+        if "mamba2" in (self.layer_types or ()) and not self.short_convolution:
+            raise ValueError("short_convolution must be at least 1 for mamba2, got 0")
+        super().__post_init__(**kwargs)
+        self._check_rope()
+
+    def validate_layer_type(self) -> None:
+        """transformers knows a fixed list of layer types; ours are checked when they are derived."""
+
+    def _refuse_unknown(self, kwargs: dict[str, Any]) -> None:
+        known = _TRANSFORMERS_KEYS | set(GenerationConfig._get_default_generation_params())
+        names = [field.name for field in fields(self)]
+        for key in kwargs:
+            if key not in known and not key.startswith("_"):
+                close = difflib.get_close_matches(key, names, n=1)
+                raise TypeError(f"SDMConfig has no field {key!r}" + (f"; did you mean {close[0]!r}?" if close else ""))
+
+    def _check_sizes(self) -> None:
+        required = (
+            "vocab_size",
+            "hidden_size",
+            "num_hidden_layers",
+            "global_layer_interval",
+            "intermediate_multiple",
+            "sliding_window",
+            "num_memory_heads",
+        )
+        derived = (
+            "intermediate_size",
+            "num_attention_heads",
+            "head_dim",
+            "num_key_value_heads",
+            "max_position_embeddings",
+            "num_slots",
+            "num_writes",
+            "num_reads",
+            "recurrent_key_dim",
+            "loss_chunk_size",
+        )
+        for name in required + derived:
+            size = getattr(self, name)
+            if size is None and name in derived:
+                continue
+            if not isinstance(size, int) or isinstance(size, bool) or size < 1:
+                raise ValueError(f"{name} must be a positive integer, got {size!r}")
+        if not isinstance(self.short_convolution, int) or self.short_convolution < 0:
+            raise ValueError(f"short_convolution must be a number of taps, or 0, got {self.short_convolution!r}")
+        for name in ("initializer_range", "initial_state_std"):
+            if getattr(self, name) < 0:
+                raise ValueError(f"{name} must not be negative, got {getattr(self, name)}")
+        for name in ("rms_norm_eps", "memory_temperature"):
+            if not getattr(self, name) > 0:
+                raise ValueError(f"{name} must be positive, got {getattr(self, name)}")
+        choices = {
+            "memory_update": ("delta", "slot"),
+            "memory_weighting": ("softmax", "l2"),
+            "memory_output_gate": ("sigmoid", "silu"),
+            "hidden_act": ("silu",),
+        }
+        for name, options in choices.items():
+            if getattr(self, name) not in options:
+                raise ValueError(f"{name} must be one of {options}, got {getattr(self, name)!r}")
+
+    def _derive_layers(self) -> None:
+        if self.global_layer is not None:
+            kinds = [self.global_layer] if isinstance(self.global_layer, str) else list(self.global_layer)
+            _check_layers("global_layer", kinds, GLOBAL_LAYERS)
+        if self.layer_types is None:
+            self.global_layer = self.global_layer or "sdm"
+            self.layer_types = self._pattern()
+            return
+        _check_layers("layer_types", self.layer_types, LAYER_TYPES)
+        if len(self.layer_types) != self.num_hidden_layers:
+            raise ValueError(
+                f"layer_types names {len(self.layer_types)} layers, but num_hidden_layers = {self.num_hidden_layers}"
+            )
+        found = [kind for kind in self.layer_types if kind != LOCAL_LAYER]
+        if self.global_layer is None:
+            kinds = list(dict.fromkeys(found))
+            self.global_layer = kinds[0] if len(kinds) == 1 else (found or None)
+        elif set(kinds) != set(found):
+            raise ValueError(
+                f"global_layer = {self.global_layer!r} contradicts layer_types, whose global layers are "
+                f"{sorted(set(found))}; give one of the two"
+            )
+
+    def _pattern(self) -> list[str]:
+        interval = self.global_layer_interval
+        count = self.num_hidden_layers // interval
+        kinds = [self.global_layer] if isinstance(self.global_layer, str) else list(self.global_layer or ())
+        if len(kinds) > count:
+            raise ValueError(
+                f"global_layer = {self.global_layer!r} needs at least {len(kinds)} global layers, but num_hidden_layers"
+                f" = {self.num_hidden_layers} with global_layer_interval = {interval} has {count}; add layers, lower "
+                "global_layer_interval, or give layer_types"
+            )
+        return [
+            kinds[(layer // interval) % len(kinds)] if layer % interval == interval - 1 else LOCAL_LAYER
+            for layer in range(self.num_hidden_layers)
+        ]
+
+    def _derive_heads(self) -> None:
+        width = self.hidden_size
+        if self.head_dim is None:
+            if self.num_attention_heads is not None:
+                if width % self.num_attention_heads:
+                    raise ValueError(
+                        f"hidden_size = {width} must be divisible by num_attention_heads = {self.num_attention_heads}"
+                    )
+                self.head_dim = width // self.num_attention_heads
+            else:
+                sizes = [size for size in (128, 64, 32, 16, 8, 4, 2) if width % size == 0]
+                if not sizes:
+                    raise ValueError(f"hidden_size must be even (rotary embeddings turn pairs), got {width}")
+                self.head_dim = next((size for size in sizes if width // size >= 4), sizes[-1])
+        if self.num_attention_heads is None:
+            self.num_attention_heads = width // self.head_dim
+        if self.num_attention_heads * self.head_dim != width:
+            raise ValueError(
+                f"num_attention_heads = {self.num_attention_heads} times head_dim = {self.head_dim} must be "
+                f"hidden_size = {width}"
+            )
+        if self.head_dim % 2:
+            raise ValueError(f"head_dim must be even (rotary embeddings turn pairs), got {self.head_dim}")
+        heads = self.num_attention_heads
+        if self.num_key_value_heads is None:
+            divisors = [count for count in range(1, heads + 1) if heads % count == 0]
+            self.num_key_value_heads = min(divisors, key=lambda count: abs(2 * count - heads))
+        elif heads % self.num_key_value_heads:
+            raise ValueError(
+                f"num_attention_heads = {heads} must be divisible by num_key_value_heads = {self.num_key_value_heads}"
+            )
+        if self.recurrent_key_dim is None:
+            self.recurrent_key_dim = self.head_dim // 2
+
+    def _derive_memory(self) -> None:
+        heads = self.num_memory_heads
+        if self.hidden_size % heads:
+            raise ValueError(f"hidden_size = {self.hidden_size} must be divisible by num_memory_heads = {heads}")
+        if self.num_slots is None:
+            self.num_slots = max(1, self.hidden_size // (4 * heads)) ** 2
+        side = math.isqrt(self.num_slots)
+        if side * side != self.num_slots:
+            raise ValueError(
+                f"num_slots must be a perfect square (product keys), got {self.num_slots}; the nearest are {side**2} "
+                f"and {(side + 1) ** 2}"
+            )
+        for name in ("num_writes", "num_reads"):
+            count = getattr(self, name)
+            if count is None:
+                setattr(self, name, min(64, self.num_slots))
+            elif count > self.num_slots:
+                raise ValueError(f"{name} = {count} exceeds num_slots = {self.num_slots}; lower it or add slots")
+
+    def _check_rope(self) -> None:
+        parameters = self.rope_parameters or {}
+        if parameters.get("rope_type", "default") != "default":
+            raise ValueError(f'rope_parameters["rope_type"] must be "default", got {parameters["rope_type"]!r}')
+        theta = parameters.get("rope_theta")
+        if not isinstance(theta, (int, float)) or theta <= 0:
+            raise ValueError(f'rope_parameters["rope_theta"] must be a positive number, got {theta!r}')
+
+
+def _check_layers(name: str, kinds: Sequence[str], choices: Sequence[str]) -> None:
+    if not kinds:
+        raise ValueError(f"{name} must not be empty; it takes {', '.join(choices)}")
+    for kind in kinds:
+        if kind not in choices:
+            raise ValueError(f"{name} must be of {', '.join(choices)}, got {kind!r}")

@@ -1,0 +1,83 @@
+"""What identifies a model, so that a state of another one is not mistaken for its own."""
+
+from __future__ import annotations
+
+import weakref
+import zlib
+from dataclasses import dataclass, fields
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from sdm.layers import SparseDeltaMemory
+from sdm.models.configuration import SDMConfig
+
+# Fields that change neither the meaning nor the numbers of a state.
+_FREE = {
+    "backend",
+    "bos_token_id",
+    "eos_token_id",
+    "global_layer",
+    "global_layer_interval",
+    "initial_state_std",
+    "initializer_range",
+    "intermediate_multiple",
+    "loss_chunk_size",
+    "max_position_embeddings",
+    "pad_token_id",
+    "tie_word_embeddings",
+    "use_cache",
+}
+_SAMPLE = 4096
+
+
+@dataclass(frozen=True)
+class Fingerprint:
+    """The architecture, and a checksum of the weights."""
+
+    architecture: dict[str, Any]
+    weights: str
+
+    def check(self, other: Fingerprint, what: str) -> None:
+        """Raise a ValueError that says what differs."""
+        for name in sorted(self.architecture.keys() | other.architecture.keys()):
+            mine, theirs = self.architecture.get(name), other.architecture.get(name)
+            if mine != theirs:
+                raise ValueError(f"{what} is of another model: its {name} is {mine!r}, expected {theirs!r}")
+        if self.weights != other.weights:
+            raise ValueError(f"{what} is of another model: the architecture is the same, but the weights differ")
+
+
+_known: weakref.WeakKeyDictionary[nn.Module, tuple[Any, Fingerprint]] = weakref.WeakKeyDictionary()
+
+
+def fingerprint(model: nn.Module) -> Fingerprint:
+    """The fingerprint of a model, worked out again only when its weights have changed."""
+    base: Any = getattr(model, "model", model)
+    version = tuple((x.data_ptr(), x._version, x.dtype) for x in base.parameters())
+    if base not in _known or _known[base][0] != version:
+        _known[base] = (version, Fingerprint(_architecture(base.config), _checksum(base)))
+    return _known[base][1]
+
+
+def _architecture(config: SDMConfig) -> dict[str, Any]:
+    inherited = {field.name for field in fields(SDMConfig.__mro__[1])}
+    names = [field.name for field in fields(config) if field.name not in _FREE | inherited]
+    return {name: getattr(config, name) for name in names}
+
+
+def _checksum(model: nn.Module) -> str:
+    """M0 in full, because saved rows are relative to it; of the other weights a sample, which another model fails."""
+    tables = {id(m.initial_state) for m in model.modules() if isinstance(m, SparseDeltaMemory)}
+    value = 0
+    for name, x in model.named_parameters():
+        flat = x.detach().reshape(-1)
+        if id(x) not in tables and flat.numel() > _SAMPLE:
+            flat = flat[:: flat.numel() // _SAMPLE]
+        value = zlib.crc32(_bytes(flat), zlib.crc32(f"{name} {x.dtype} {list(x.shape)}".encode(), value))
+    return f"{value:08x}"
+
+
+def _bytes(x: Tensor) -> memoryview:
+    return x.contiguous().cpu().view(torch.uint8).numpy().data

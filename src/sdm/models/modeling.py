@@ -1,0 +1,313 @@
+"""The hybrid language model: pre-norm blocks of a sequence layer and a gated MLP.
+
+Shapes: B batch, T time.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from transformers import GenerationConfig, GenerationMixin, PreTrainedModel
+from transformers import initialization as init
+from transformers.modeling_layers import GradientCheckpointingLayer
+from transformers.modeling_outputs import BaseModelOutputWithPast, CausalLMOutputWithPast
+from transformers.utils import can_return_tuple
+
+from sdm.layers import GatedDeltaNet, GatedMLP, Mamba2, SparseDeltaMemory
+from sdm.layers.short_convolution import ShortConvolution
+from sdm.models.cache import SDMCache
+from sdm.models.configuration import SDMConfig
+from sdm.models.loss import chunked_cross_entropy, next_token_targets
+from sdm.models.mixers import MIXERS
+
+
+class SDMBlock(GradientCheckpointingLayer):
+    """x + mixer(norm(x)), then x + mlp(norm(x))."""
+
+    def __init__(self, config: SDMConfig, layer_idx: int) -> None:
+        super().__init__()
+        assert config.layer_types is not None
+        assert config.intermediate_size is not None
+        self.layer_idx = layer_idx
+        self.layer_type = config.layer_types[layer_idx]
+        self.mixer_norm = nn.RMSNorm(config.hidden_size, eps=config.rms_norm_eps)
+        self.mixer = MIXERS[self.layer_type](config)
+        self.mlp_norm = nn.RMSNorm(config.hidden_size, eps=config.rms_norm_eps)
+        self.mlp = GatedMLP(config.hidden_size, config.intermediate_size)
+
+    def forward(
+        self,
+        hidden_states: Tensor,
+        attention_mask: Tensor | None = None,
+        cu_seqlens: Tensor | None = None,
+        past_key_values: SDMCache | None = None,
+    ) -> Tensor:
+        x = self.mixer_norm(hidden_states)
+        if past_key_values is None:
+            x = self.mixer(x, attention_mask=attention_mask, cu_seqlens=cu_seqlens)
+        else:
+            x = past_key_values.layers[self.layer_idx].mix(self.mixer, x, attention_mask)
+        hidden_states = hidden_states + x
+        return hidden_states + self.mlp(self.mlp_norm(hidden_states))
+
+
+class SDMPreTrainedModel(PreTrainedModel):
+    """What the model with and without a head share: initialisation, and what transformers needs to know."""
+
+    config: SDMConfig
+    config_class = SDMConfig
+    base_model_prefix = "model"
+    supports_gradient_checkpointing = True
+    accepts_loss_kwargs = True
+    _no_split_modules = ["SDMBlock"]  # noqa: RUF012, transformers' way of declaring it
+    _skip_keys_device_placement = ["past_key_values"]  # noqa: RUF012
+    _supports_sdpa = True
+
+    @torch.no_grad()
+    def _init_weights(self, module: nn.Module) -> None:
+        if isinstance(module, (nn.Linear, nn.Embedding)):
+            init.normal_(module.weight, std=self.config.initializer_range)
+            if isinstance(module, nn.Linear) and module.bias is not None:
+                init.zeros_(module.bias)
+        elif isinstance(module, nn.RMSNorm):
+            init.ones_(module.weight)
+        elif isinstance(module, ShortConvolution):
+            _reset_unloaded(module, module.reset_parameters)
+        elif isinstance(module, (SparseDeltaMemory, GatedDeltaNet, Mamba2)):
+            _reset_unloaded(module, module.reset_memory_parameters)
+
+    def no_weight_decay(self) -> set[str]:
+        """Names of the parameters that weight decay would harm: norms, biases, decay rates and initial states."""
+        return {name for name, x in self.named_parameters() if x.dim() < 2 or name.endswith("initial_state")}
+
+
+class SDMModel(SDMPreTrainedModel):
+    """Embedding, blocks and final norm."""
+
+    def __init__(self, config: SDMConfig) -> None:
+        super().__init__(config)
+        self.embed_tokens = nn.Embedding(config.vocab_size, config.hidden_size)
+        self.layers = nn.ModuleList(SDMBlock(config, layer_idx) for layer_idx in range(config.num_hidden_layers))
+        self.norm = nn.RMSNorm(config.hidden_size, eps=config.rms_norm_eps)
+        self.gradient_checkpointing = False
+        self.post_init()
+
+    @can_return_tuple
+    def forward(
+        self,
+        input_ids: Tensor | None = None,
+        attention_mask: Tensor | None = None,
+        position_ids: Tensor | None = None,
+        past_key_values: SDMCache | None = None,
+        inputs_embeds: Tensor | None = None,
+        use_cache: bool | None = None,
+        output_hidden_states: bool | None = None,
+        output_attentions: bool | None = None,
+        cu_seqlens: Tensor | None = None,
+    ) -> BaseModelOutputWithPast:
+        """Run the blocks.
+
+        Args:
+            input_ids: [B,T]; or inputs_embeds [B,T,hidden_size].
+            attention_mask: [B,T], or [B,tokens seen + T] behind a cache; zero on padding, left or right.
+            position_ids: only tell packed documents apart, as in transformers: without a mask and a cache, a row
+                whose positions start anew at 0 holds several. The layers count positions themselves.
+            past_key_values: the cache to continue from; it changes in place.
+            use_cache: whether to return a cache. None: `config.use_cache`, but not while gradients are recorded.
+            output_hidden_states: also return the input of every block, and the output of the final norm.
+            cu_seqlens: [documents + 1] offsets of documents packed into one row (B = 1), without a cache.
+        """
+        if (input_ids is None) == (inputs_embeds is None):
+            raise ValueError("give either input_ids or inputs_embeds")
+        if output_attentions:
+            raise ValueError("output_attentions is not available: most layers have no attention matrix")
+        if input_ids is not None:
+            self._check_tokens(input_ids)
+            inputs_embeds = self.embed_tokens(input_ids)
+        assert inputs_embeds is not None
+        if past_key_values is not None and not isinstance(past_key_values, SDMCache):
+            raise TypeError(f"past_key_values must be an sdm.SDMCache, got {type(past_key_values).__name__}")
+        if cu_seqlens is not None and past_key_values is not None:
+            raise ValueError("cu_seqlens packs whole documents and takes no past_key_values")
+        if use_cache is None:
+            use_cache = bool(self.config.use_cache) and not torch.is_grad_enabled()
+        use_cache = use_cache and cu_seqlens is None
+        if use_cache and past_key_values is None:
+            past_key_values = SDMCache(self.config)
+        self._check_length(inputs_embeds, past_key_values)
+        mask = _current_mask(attention_mask, inputs_embeds)
+        if cu_seqlens is None and mask is None and not use_cache:
+            cu_seqlens = _documents(position_ids)
+
+        x = inputs_embeds
+        if output_hidden_states is None:
+            output_hidden_states = self.config.output_hidden_states
+        hidden_states: tuple[Tensor, ...] | None = () if output_hidden_states else None
+        for block in self.layers:
+            if hidden_states is not None:
+                hidden_states += (x,)
+            x = block(x, attention_mask=mask, cu_seqlens=cu_seqlens, past_key_values=past_key_values)
+        x = self.norm(x)
+        if hidden_states is not None:
+            hidden_states += (x,)
+        return BaseModelOutputWithPast(
+            last_hidden_state=x,
+            past_key_values=past_key_values if use_cache else None,
+            hidden_states=hidden_states,  # type: ignore[arg-type]
+        )
+
+    def _check_tokens(self, input_ids: Tensor) -> None:
+        # Reading the extremes waits for a GPU; a training step there relies on the embedding's own assertion.
+        free = input_ids.device.type == "cpu" or not torch.is_grad_enabled()
+        if torch.compiler.is_compiling() or not free or not input_ids.numel():
+            return
+        low, high = (int(x) for x in input_ids.aminmax())
+        if low < 0 or high >= self.config.vocab_size:
+            raise ValueError(
+                f"input_ids must be within 0 ... vocab_size - 1 = {self.config.vocab_size - 1}, "
+                f"got {low if low < 0 else high}"
+            )
+
+    def _check_length(self, x: Tensor, cache: SDMCache | None) -> None:
+        length = x.shape[1] + (0 if cache is None else cache.get_seq_length())
+        limit = self.config.max_position_embeddings
+        if limit is not None and length > limit:
+            raise ValueError(
+                f"a stream of {length} tokens exceeds max_position_embeddings = {limit}; raise it or set it to None"
+            )
+
+
+class SDMForCausalLM(SDMPreTrainedModel, GenerationMixin):
+    """The model with an output projection to the vocabulary."""
+
+    _tied_weights_keys = {"lm_head.weight": "model.embed_tokens.weight"}  # noqa: RUF012
+
+    def __init__(self, config: SDMConfig) -> None:
+        super().__init__(config)
+        self.model = SDMModel(config)
+        self.lm_head = nn.Linear(config.hidden_size, config.vocab_size, bias=False)
+        self.post_init()
+
+    @can_return_tuple
+    def forward(
+        self,
+        input_ids: Tensor | None = None,
+        attention_mask: Tensor | None = None,
+        position_ids: Tensor | None = None,
+        past_key_values: SDMCache | None = None,
+        inputs_embeds: Tensor | None = None,
+        labels: Tensor | None = None,
+        use_cache: bool | None = None,
+        output_hidden_states: bool | None = None,
+        output_attentions: bool | None = None,
+        logits_to_keep: int | Tensor = 0,
+        cu_seqlens: Tensor | None = None,
+        num_items_in_batch: Tensor | int | None = None,
+    ) -> CausalLMOutputWithPast:
+        """Logits, and the loss if there are labels. The arguments that are not listed are those of `SDMModel`.
+
+        Args:
+            labels: [B,T], the input_ids again; the model shifts them. -100 is ignored. The loss is computed
+                `config.loss_chunk_size` tokens at a time, and then logits are returned only if logits_to_keep asks
+                for some; with a chunk size of None they all are.
+            logits_to_keep: compute only the last so many logits, or those at these places; 0 computes all.
+            num_items_in_batch: divides the summed loss instead of the number of labels; `transformers.Trainer` passes
+                it when it accumulates gradients.
+        """
+        outputs = self.model(
+            input_ids=input_ids,
+            attention_mask=attention_mask,
+            position_ids=position_ids,
+            past_key_values=past_key_values,
+            inputs_embeds=inputs_embeds,
+            use_cache=use_cache,
+            output_hidden_states=output_hidden_states,
+            output_attentions=output_attentions,
+            cu_seqlens=cu_seqlens,
+            return_dict=True,
+        )
+        x = outputs.last_hidden_state
+        loss, logits = None, None
+        chunk_size = self.config.loss_chunk_size
+        if labels is not None:
+            if labels.shape != x.shape[:2]:
+                raise ValueError(f"labels must be [B,T] = {list(x.shape[:2])}, got shape {list(labels.shape)}")
+            targets = next_token_targets(labels, cu_seqlens)
+            size = targets.numel() if chunk_size is None else chunk_size
+            loss = chunked_cross_entropy(x, self.lm_head, targets, size, num_items_in_batch)
+        wanted = isinstance(logits_to_keep, Tensor) or logits_to_keep > 0
+        if labels is None or chunk_size is None or wanted:
+            logits = self.lm_head(_keep(x, logits_to_keep))
+        return CausalLMOutputWithPast(
+            loss=loss,  # type: ignore[arg-type]
+            logits=logits,
+            past_key_values=outputs.past_key_values,
+            hidden_states=outputs.hidden_states,
+        )
+
+    def _prepare_cache_for_generation(  # type: ignore[override]
+        self,
+        generation_config: GenerationConfig,
+        model_kwargs: dict[str, Any],
+        generation_mode: Any,
+        batch_size: int,
+        max_cache_length: int,
+    ) -> None:
+        """`generate()` asks for a cache here; transformers' own would lose the states."""
+        if generation_config.cache_implementation not in (None, "dynamic"):
+            raise ValueError(
+                f"cache_implementation = {generation_config.cache_implementation!r} is not available for this model, "
+                "whose cache is an sdm.SDMCache; leave it out"
+            )
+        if model_kwargs.get("past_key_values") is None and generation_config.use_cache:
+            model_kwargs["past_key_values"] = SDMCache(self.config)
+
+
+def _reset_unloaded(module: nn.Module, reset: Callable[[], None]) -> None:
+    """Let a layer draw its own parameters, gates and initial state, but keep what a checkpoint has brought."""
+    own = dict(module.named_parameters(recurse=False))
+    loaded = {name: x.clone() for name, x in own.items() if getattr(x, "_is_hf_initialized", False)}
+    if len(loaded) < len(own):
+        reset()
+        for name, x in loaded.items():
+            own[name].copy_(x)
+
+
+def _current_mask(attention_mask: Tensor | None, x: Tensor) -> Tensor | None:
+    """The columns of the mask that belong to x [B,T,...]; None if every token counts."""
+    if attention_mask is None:
+        return None
+    if attention_mask.dim() != 2 or attention_mask.shape[0] != x.shape[0] or attention_mask.shape[1] < x.shape[1]:
+        raise ValueError(
+            f"attention_mask must be [B,T] = {list(x.shape[:2])}, or longer behind a cache, "
+            f"got shape {list(attention_mask.shape)}"
+        )
+    mask = attention_mask[:, attention_mask.shape[1] - x.shape[1] :] != 0
+    if not torch.compiler.is_compiling() and bool(mask.all()):
+        return None
+    return mask
+
+
+def _documents(position_ids: Tensor | None) -> Tensor | None:
+    """Offsets of the documents of a row whose positions start anew."""
+    if position_ids is None or torch.compiler.is_compiling():
+        return None
+    restarts = position_ids[:, 1:] == 0
+    if not bool(restarts.any()):
+        return None
+    if len(position_ids) > 1:
+        raise ValueError(
+            "position_ids start anew within a row, which means packed documents; pack them into one row (B = 1)"
+        )
+    starts = restarts[0].nonzero().squeeze(1) + 1
+    return F.pad(F.pad(starts, (1, 0)), (0, 1), value=position_ids.shape[1])
+
+
+def _keep(x: Tensor, logits_to_keep: int | Tensor) -> Tensor:
+    if isinstance(logits_to_keep, Tensor):
+        return x[:, logits_to_keep]
+    return x[:, -logits_to_keep:] if logits_to_keep else x

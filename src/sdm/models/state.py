@@ -1,0 +1,292 @@
+"""What a model remembers of one stream of tokens, as a thing of its own: to keep, fork, compare, save and resume.
+
+An SDM memory is a huge table of which a stream changes a part. A `MemoryState` keeps the rows that differ from the
+learned initial table M0, which belongs to the model. Its tensors never change, so forks share them; only a cache, the
+working copy that decoding changes in place, holds whole tables.
+
+Shapes: H heads, N slots, D value channels.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from os import PathLike
+from typing import Any, TypeVar
+
+import torch
+from torch import Tensor, nn
+
+from sdm.layers import SparseDeltaMemory
+from sdm.layers.interface import LayerState
+from sdm.models import state_file
+from sdm.models.cache import SDMCache
+from sdm.models.fingerprint import Fingerprint, fingerprint
+
+# A fork of a fork of a fork ... is looked up layer by layer; beyond this depth it is stored anew in one piece.
+MAX_DEPTH = 8
+
+_BITS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
+
+
+@dataclass(frozen=True)
+class SlotRows:
+    """Rows of a table [H * N, D] that differ from what lies below."""
+
+    index: Tensor  # [n] ascending
+    rows: Tensor  # [n,D]
+
+    @property
+    def nbytes(self) -> int:
+        return self.index.nbytes + self.rows.nbytes
+
+
+@dataclass(frozen=True)
+class Memory:
+    """An SDM table: M0 below, changed rows above it, the later ones on top."""
+
+    base: Tensor | None  # [H,N,D], the model's own; None for zeros
+    base_version: int
+    shape: tuple[int, int, int]
+    dtype: torch.dtype
+    changes: tuple[SlotRows, ...]
+
+    def table(self) -> Tensor:
+        """The whole table, [H,N,D], newly made."""
+        heads, slots, channels = self.shape
+        table = self.start().reshape(heads * slots, channels)
+        for change in self.changes:
+            table[change.index] = change.rows
+        return table.view(self.shape)
+
+    def start(self) -> Tensor:
+        if self.base is None:
+            device = self.changes[0].rows.device if self.changes else None
+            return torch.zeros(self.shape, dtype=self.dtype, device=device)
+        if self.base._version != self.base_version:
+            raise RuntimeError("the model's initial_state has changed since this MemoryState was taken")
+        return self.base.to(self.dtype, copy=True)
+
+    def merged(self) -> SlotRows:
+        """All changed rows in one piece."""
+        if len(self.changes) == 1:
+            return self.changes[0]
+        index = torch.cat([change.index for change in self.changes]).unique()
+        return SlotRows(index, self.rows_at(index))
+
+    def rows_at(self, index: Tensor) -> Tensor:
+        """The rows [n,D] of these slots."""
+        rows = torch.zeros(len(index), self.shape[-1], dtype=self.dtype, device=index.device)
+        if self.base is not None:
+            rows = self.base.reshape(-1, self.shape[-1])[index].to(self.dtype)
+        for change in self.changes:
+            if len(change.index):
+                place = torch.searchsorted(change.index, index).clamp(max=len(change.index) - 1)
+                here = change.index[place] == index
+                rows[here] = change.rows[place[here]]
+        return rows
+
+
+@dataclass(frozen=True)
+class SlotChanges:
+    """The slots of one layer in which two states differ, and the length of the difference of their rows."""
+
+    head: Tensor  # [n]
+    slot: Tensor  # [n]
+    change: Tensor  # [n]
+
+    def __len__(self) -> int:
+        return len(self.slot)
+
+
+Content = Memory | dict[str, Tensor]
+_State = TypeVar("_State", bound="MemoryState")
+
+
+class MemoryState:
+    """Everything a model remembers of one stream.
+
+        state = sdm.MemoryState.from_cache(model, cache)     # after any number of tokens
+        state.save("conversation.sdm")
+        state = sdm.MemoryState.load("conversation.sdm", model)
+        a, b = state.fork(), state.fork()                    # cost nothing
+        model(tokens, past_key_values=a.cache(model))        # continues exactly where the stream was
+
+    States are immutable. `cache` makes the working copy that a model advances; `from_cache` takes a state from it
+    again, which shares with the state that the cache was made from whatever has not changed since.
+    """
+
+    pending: tuple[int, ...]
+    """Tokens that the stream goes on with but the model has not seen, such as the last one that it generated."""
+
+    def __init__(
+        self,
+        model_id: Fingerprint,
+        kinds: tuple[type[LayerState] | None, ...],
+        contents: tuple[Content, ...],
+        length: int,
+        owned: int,
+        pending: Sequence[int] = (),
+    ) -> None:
+        self._model_id, self._kinds, self._contents = model_id, kinds, contents
+        self._length, self._owned, self.pending = length, owned, tuple(pending)
+
+    @classmethod
+    def from_cache(
+        cls: type[_State], model: nn.Module, cache: SDMCache, row: int = 0, pending: Sequence[int] = ()
+    ) -> _State:
+        """The state of one row of a cache. Later tokens on the cache do not change it."""
+        if not isinstance(cache, SDMCache):
+            raise TypeError(f"cache must be an sdm.SDMCache, got {type(cache).__name__}")
+        mixers = _mixers(model)
+        if len(cache.layers) != len(mixers):
+            raise ValueError(f"the cache has {len(cache.layers)} layers, the model has {len(mixers)}")
+        if cache.batch_size == -1:
+            raise ValueError("the cache is empty: run the model on some tokens first")
+        if not -cache.batch_size <= row < cache.batch_size:
+            raise IndexError(f"row = {row} is not one of the {cache.batch_size} rows of the cache")
+        model_id = fingerprint(model)
+        origin = cache.origin if isinstance(cache.origin, MemoryState) and cache.origin._model_id == model_id else None
+        contents: list[Content] = []
+        kinds: list[type[LayerState] | None] = []
+        owned = 0
+        for place, (mixer, layer) in enumerate(zip(mixers, cache.layers, strict=True)):
+            below = None if origin is None else origin._contents[place]
+            if isinstance(mixer, SparseDeltaMemory):
+                memory = _take_table(mixer, layer.state[row], below if isinstance(below, Memory) else None)
+                owned += memory.changes[-1].nbytes
+                contents.append(memory)
+                kinds.append(None)
+            else:
+                tensors = _take_tensors(layer.state, row, layer.layer_type)
+                owned += sum(x.nbytes for x in tensors.values())
+                contents.append(tensors)
+                kinds.append(None if isinstance(layer.state, Tensor) else type(layer.state))
+        return cls(model_id, tuple(kinds), tuple(contents), cache.get_seq_length(), owned, pending)
+
+    def cache(self, model: Any, batch_size: int = 1) -> SDMCache:
+        """A cache in which every row continues this state. It holds whole tables and is the caller's to change."""
+        self._model_id.check(fingerprint(model), "this MemoryState")
+        if batch_size < 1:
+            raise ValueError(f"batch_size must be positive, got {batch_size}")
+        cache = SDMCache(model.config)
+        for layer, kind, content in zip(cache.layers, self._kinds, self._contents, strict=True):
+            if isinstance(content, Memory):
+                rows = {"state": content.table().expand(batch_size, *content.shape).contiguous()}
+            else:
+                rows = {name: x.repeat(batch_size, *[1] * (x.dim() - 1)) for name, x in content.items()}
+            layer.state = rows["state"] if kind is None else kind(**rows)
+            layer.length = self._length
+        cache.origin = self
+        return cache
+
+    def fork(self: _State) -> _State:
+        """Another state that goes its own way from here. It shares every tensor with this one."""
+        return type(self)(self._model_id, self._kinds, self._contents, self._length, 0, self.pending)
+
+    def __len__(self) -> int:
+        """Tokens seen."""
+        return self._length
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes that this state holds of its own. What it shares with the state it was forked or continued from is
+        counted there; M0 belongs to the model."""
+        return self._owned
+
+    @property
+    def total_nbytes(self) -> int:
+        """Bytes that this state refers to, its own and shared ones, without M0."""
+        tables = sum(change.nbytes for memory in self._memories().values() for change in memory.changes)
+        rest = (x for content in self._contents if isinstance(content, dict) for x in content.values())
+        return tables + sum(x.nbytes for x in rest)
+
+    def diff(self, other: MemoryState) -> dict[int, SlotChanges]:
+        """The slots in which two states of a model differ, by the index of the SDM layer."""
+        if not isinstance(other, MemoryState):
+            raise TypeError(f"other must be an sdm.MemoryState, got {type(other).__name__}")
+        self._model_id.check(other._model_id, "this MemoryState")
+        mine, theirs = self._memories(), other._memories()
+        return {layer: _difference(mine[layer], theirs[layer]) for layer in mine}
+
+    def save(self, path: str | PathLike[str]) -> None:
+        """Write a safetensors file. It holds only the slots that differ from M0; it is complete or not there."""
+        tensors: dict[str, Tensor] = {}
+        for place, content in enumerate(self._contents):
+            if isinstance(content, Memory):
+                merged = content.merged()
+                tensors |= {f"layers.{place}.slots": merged.index, f"layers.{place}.rows": merged.rows}
+            else:
+                tensors |= {f"layers.{place}.{name}": x for name, x in content.items()}
+        state_file.write(path, tensors, self._model_id, self._length, self.pending)
+
+    @classmethod
+    def load(cls: type[_State], path: str | PathLike[str], model: nn.Module) -> _State:
+        """Read a state that this model, with these weights, has saved. Anything else is refused."""
+        model_id = fingerprint(model)
+        tensors, length, pending = state_file.read(path, model_id)
+        device = next(model.parameters()).device
+        contents: list[Content] = []
+        kinds: list[type[LayerState] | None] = []
+        for place, mixer in enumerate(_mixers(model)):
+            prefix = f"layers.{place}."
+            found = {name.removeprefix(prefix): x.to(device) for name, x in tensors.items() if name.startswith(prefix)}
+            if isinstance(mixer, SparseDeltaMemory):
+                state_file.check_slots(path, place, found, mixer.num_heads * mixer.num_slots, mixer.head_dim)
+                contents.append(_memory(mixer, found["rows"].dtype, (SlotRows(found["slots"], found["rows"]),)))
+                kinds.append(None)
+            else:
+                example = mixer.start_state(1)
+                state_file.check_tensors(path, place, found, example)
+                contents.append(found)
+                kinds.append(None if isinstance(example, Tensor) else type(example))
+        owned = sum(x.nbytes for x in tensors.values())
+        return cls(model_id, tuple(kinds), tuple(contents), length, owned, pending)
+
+    def _memories(self) -> dict[int, Memory]:
+        return {place: content for place, content in enumerate(self._contents) if isinstance(content, Memory)}
+
+    def __repr__(self) -> str:
+        changed = sum(len(memory.merged().index) for memory in self._memories().values())
+        return f"MemoryState(tokens={self._length}, changed_slots={changed}, nbytes={self.nbytes})"
+
+
+def _mixers(model: Any) -> list[Any]:
+    return [block.mixer for block in getattr(model, "model", model).layers]
+
+
+def _memory(mixer: SparseDeltaMemory, dtype: torch.dtype, changes: tuple[SlotRows, ...]) -> Memory:
+    base = None if mixer.initial_state is None else mixer.initial_state.detach()
+    shape = (mixer.num_heads, mixer.num_slots, mixer.head_dim)
+    return Memory(base, 0 if base is None else base._version, shape, dtype, changes)
+
+
+def _take_table(mixer: SparseDeltaMemory, table_HND: Tensor, below: Memory | None) -> Memory:
+    if below is None or below.dtype != table_HND.dtype:
+        below = _memory(mixer, table_HND.dtype, ())
+    elif len(below.changes) >= MAX_DEPTH:
+        below = replace(below, changes=(below.merged(),))
+    width = table_HND.shape[-1]
+    now, before = table_HND.detach().reshape(-1, width), below.table().view(-1, width)
+    # Bit for bit: a negative zero is a change, an unchanged NaN is none.
+    bits = _BITS[now.element_size()]
+    index = (now.contiguous().view(bits) != before.view(bits)).any(-1).nonzero().squeeze(1)
+    return replace(below, changes=(*below.changes, SlotRows(index, now[index])))
+
+
+def _take_tensors(state: Any, row: int, layer_type: str) -> dict[str, Tensor]:
+    tensors = {"state": state} if isinstance(state, Tensor) else state.tensors()
+    taken = {name: x[row : row + 1 or None].detach().clone() for name, x in tensors.items()}
+    if layer_type == "full_attention":
+        # The buffers have room for tokens to come.
+        filled = int(taken["length"])
+        taken |= {name: taken[name][:, :, :filled].clone() for name in ("key", "value")}
+    return taken
+
+
+def _difference(mine: Memory, theirs: Memory) -> SlotChanges:
+    index = torch.cat([memory.merged().index for memory in (mine, theirs)]).unique()
+    dtype = torch.promote_types(mine.dtype, torch.float32)
+    change = (mine.rows_at(index).to(dtype) - theirs.rows_at(index).to(dtype)).norm(dim=-1)
+    index, change = index[change != 0], change[change != 0]
+    return SlotChanges(index // mine.shape[1], index % mine.shape[1], change)

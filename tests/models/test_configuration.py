@@ -1,0 +1,102 @@
+"""Few fields are enough, everything else follows, and what cannot work is refused by name."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+import sdm
+from tiny_models import tiny_config, tokens
+
+
+def test_four_fields_make_a_working_model() -> None:
+    config = sdm.SDMConfig(vocab_size=97, hidden_size=128, num_hidden_layers=4, global_layer="sdm")
+    assert config.layer_types == ["sliding_attention"] * 3 + ["sdm"]
+    logits = sdm.SDMForCausalLM(config)(tokens(2, 7)).logits
+    assert logits.shape == (2, 7, 97)
+    assert logits.isfinite().all()
+
+
+@pytest.mark.parametrize("width", [8, 16, 24, 64, 96, 128, 384, 768, 1920])
+@pytest.mark.parametrize("heads", [1, 2])
+def test_derived_sizes_fit_each_other(width: int, heads: int) -> None:
+    config = sdm.SDMConfig(vocab_size=11, hidden_size=width, num_hidden_layers=4, num_memory_heads=heads)
+    assert config.num_attention_heads * config.head_dim == width
+    assert config.num_attention_heads % config.num_key_value_heads == 0
+    assert config.num_writes <= config.num_slots
+    assert config.intermediate_size >= 8 * width / 3
+    with torch.device("meta"):
+        sdm.SDMForCausalLM(config)
+
+
+def test_global_layers_come_every_fourth() -> None:
+    for layers in range(4, 22):
+        config = tiny_config(num_hidden_layers=layers)
+        assert [place for place, kind in enumerate(config.layer_types) if kind == "sdm"] == list(range(3, layers, 4))
+        assert config.layer_types.count("sdm") == layers // 4
+
+
+def test_mixed_hybrid_alternates() -> None:
+    config = sdm.SDMConfig(num_hidden_layers=21, global_layer=["full_attention", "sdm"])
+    found = [kind for kind in config.layer_types if kind != "sliding_attention"]
+    assert found == ["full_attention", "sdm", "full_attention", "sdm", "full_attention"]
+
+
+def test_round_trip(tmp_path: Path) -> None:
+    for stack in ("sdm", "mixed", "all_recurrent"):
+        config = tiny_config(stack, rope_theta=1e4, tie_word_embeddings=True)
+        config.save_pretrained(tmp_path)
+        again = sdm.SDMConfig.from_pretrained(tmp_path)
+        assert again.to_dict() == config.to_dict() | {"transformers_version": again.transformers_version}
+        assert again.rope_parameters["rope_theta"] == 1e4
+
+
+@pytest.mark.parametrize(
+    ("fields", "names"),
+    [
+        ({"hiden_size": 64}, ["hiden_size", "hidden_size"]),
+        ({"num_experts": 8}, ["num_experts"]),
+        ({"hidden_size": 0}, ["hidden_size"]),
+        ({"hidden_size": 33}, ["hidden_size", "33"]),
+        ({"vocab_size": -1}, ["vocab_size", "-1"]),
+        ({"num_hidden_layers": 3}, ["num_hidden_layers = 3", "global_layer_interval"]),
+        ({"global_layer": "lstm"}, ["global_layer", "lstm", "mamba2"]),
+        ({"global_layer": ["sdm", "lstm"]}, ["global_layer", "lstm"]),
+        ({"global_layer": []}, ["global_layer", "empty"]),
+        ({"global_layer": ["sdm", "gdn"]}, ["global_layer", "needs at least 2"]),
+        ({"layer_types": ["sdm"] * 3}, ["layer_types", "num_hidden_layers = 4"]),
+        ({"layer_types": ["sdm"] * 3 + ["rwkv"]}, ["layer_types", "rwkv"]),
+        ({"layer_types": ["sdm"] * 4, "global_layer": "gdn"}, ["global_layer", "contradicts"]),
+        ({"num_attention_heads": 5}, ["hidden_size", "num_attention_heads = 5"]),
+        ({"num_attention_heads": 4, "head_dim": 16}, ["num_attention_heads", "head_dim", "hidden_size"]),
+        ({"num_attention_heads": 32}, ["head_dim must be even"]),
+        ({"num_attention_heads": 4, "num_key_value_heads": 3}, ["num_key_value_heads = 3"]),
+        ({"num_memory_heads": 3}, ["hidden_size", "num_memory_heads = 3"]),
+        ({"num_slots": 26}, ["num_slots", "26", "25", "36"]),
+        ({"num_writes": 26}, ["num_writes = 26", "num_slots = 25"]),
+        ({"num_reads": 26}, ["num_reads = 26", "num_slots = 25"]),
+        ({"memory_update": "add"}, ["memory_update", "add"]),
+        ({"memory_temperature": 0.0}, ["memory_temperature"]),
+        ({"initial_state_std": -1.0}, ["initial_state_std"]),
+        ({"hidden_act": "relu"}, ["hidden_act", "relu"]),
+        ({"sliding_window": 0}, ["sliding_window"]),
+        ({"short_convolution": -1}, ["short_convolution"]),
+        ({"loss_chunk_size": 0}, ["loss_chunk_size"]),
+        ({"rope_theta": 0.0}, ["rope_theta"]),
+        ({"rope_parameters": {"rope_type": "yarn", "factor": 2.0, "rope_theta": 1e4}}, ["rope_type", "yarn"]),
+    ],
+    ids=lambda value: next(iter(value)) if isinstance(value, dict) else "",
+)
+def test_impossible_values_name_the_field(fields: dict[str, Any], names: list[str]) -> None:
+    with pytest.raises((ValueError, TypeError)) as caught:
+        tiny_config(**fields)
+    for name in names:
+        assert name in str(caught.value)
+
+
+def test_wrong_types_name_the_field() -> None:
+    with pytest.raises(Exception, match="backend"):
+        tiny_config(backend=3)

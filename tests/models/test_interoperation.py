@@ -1,0 +1,124 @@
+"""The model goes where transformers models go: pipelines, Trainer, peft, accelerate, lm-eval."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from tokenizers import Tokenizer, models, pre_tokenizers
+from transformers import (
+    AutoModelForCausalLM,
+    DataCollatorForLanguageModeling,
+    PreTrainedTokenizerFast,
+    Trainer,
+    TrainingArguments,
+    pipeline,
+)
+
+import sdm
+from helpers import assert_identical
+from tiny_models import tiny_model, tokens
+
+pytestmark = [
+    # What the other libraries deprecate in each other is not ours.
+    pytest.mark.filterwarnings("ignore::DeprecationWarning"),
+    pytest.mark.filterwarnings("ignore::FutureWarning"),
+    pytest.mark.filterwarnings("ignore:.*pin_memory.*:UserWarning"),
+]
+
+
+def tiny_tokenizer() -> PreTrainedTokenizerFast:
+    """One token per printable character."""
+    vocabulary = {chr(code): code - 32 for code in range(32, 127)} | {"<pad>": 95, "<eos>": 96}
+    tokenizer = Tokenizer(models.WordLevel(vocabulary, unk_token="?"))
+    tokenizer.pre_tokenizer = pre_tokenizers.Split("", "isolated")
+    return PreTrainedTokenizerFast(tokenizer_object=tokenizer, pad_token="<pad>", eos_token="<eos>")
+
+
+def test_pipeline() -> None:
+    model = tiny_model("mixed")
+    generator = pipeline("text-generation", model=model, tokenizer=tiny_tokenizer())
+    (alone,) = generator("memory", max_new_tokens=5, do_sample=False)
+    batch = generator(["memory", "a longer prompt"], batch_size=2, max_new_tokens=5, do_sample=False)
+    assert alone["generated_text"].startswith("memory")
+    assert batch[0][0]["generated_text"] == alone["generated_text"], "a row does not depend on its batch"
+
+
+@pytest.mark.parametrize("accumulation", [1, 2])
+def test_trainer(tmp_path: Path, accumulation: int) -> None:
+    arguments = TrainingArguments(
+        output_dir=str(tmp_path),
+        max_steps=4,
+        per_device_train_batch_size=2,
+        gradient_accumulation_steps=accumulation,
+        gradient_checkpointing=True,
+        learning_rate=3e-3,
+        logging_steps=1,
+        report_to=[],
+        use_cpu=True,
+        disable_tqdm=True,
+    )
+    rows = [{"input_ids": tokens(12)} for _ in range(4)]
+    model = tiny_model("sdm")
+    collator = DataCollatorForLanguageModeling(tiny_tokenizer(), mlm=False)
+    trainer = Trainer(model=model, args=arguments, train_dataset=rows, eval_dataset=rows, data_collator=collator)
+    before = trainer.evaluate()["eval_loss"]
+    trainer.train()
+    assert trainer.evaluate()["eval_loss"] < before
+    trainer.save_model(str(tmp_path / "saved"))
+    ids = tokens(1, 6)
+    loaded = AutoModelForCausalLM.from_pretrained(tmp_path / "saved")
+    assert_identical([loaded(ids).logits], [model.eval()(ids).logits])
+
+
+def test_lora(tmp_path: Path) -> None:
+    peft = pytest.importorskip("peft")
+    base = tiny_model("sdm")
+    projections = ["query_proj", "key_proj", "value_proj", "gate_proj", "out_proj"]
+    config = peft.LoraConfig(r=2, target_modules=projections, task_type="CAUSAL_LM", init_lora_weights=False)
+    model = peft.get_peft_model(base, config)
+    ids = tokens(2, 9)
+    model(input_ids=ids, labels=ids).loss.backward()
+    trained = {name: x for name, x in model.named_parameters() if x.requires_grad}
+    assert trained
+    assert all("lora" in name and x.grad is not None and x.grad.abs().sum() > 0 for name, x in trained.items())
+    generated = model.generate(input_ids=ids, max_new_tokens=4, do_sample=False)
+    model.save_pretrained(tmp_path)
+    merged = model.merge_and_unload()
+    assert_identical([merged.generate(input_ids=ids, max_new_tokens=4, do_sample=False)], [generated])
+
+
+def test_accelerate_loads(tmp_path: Path) -> None:
+    pytest.importorskip("accelerate")
+    model, ids = tiny_model("mixed"), tokens(1, 9)
+    model.save_pretrained(tmp_path, max_shard_size="20kB")
+    assert len(list(tmp_path.glob("*.safetensors"))) > 1
+    loaded = AutoModelForCausalLM.from_pretrained(tmp_path, device_map={"": "cpu"})
+    assert_identical([loaded(ids).logits], [model(ids).logits])
+    expected = model.generate(ids, max_new_tokens=4, do_sample=False)
+    assert_identical([loaded.generate(ids, max_new_tokens=4, do_sample=False)], [expected])
+
+
+def test_lm_eval_takes_the_model_as_it_is() -> None:
+    """Runs where the extra `eval` is installed."""
+    huggingface = pytest.importorskip("lm_eval.models.huggingface")
+    instance = pytest.importorskip("lm_eval.api.instance")
+    model = tiny_model("sdm")
+    harness = huggingface.HFLM(pretrained=model, tokenizer=tiny_tokenizer(), batch_size=2, device="cpu")
+
+    def request(context: str, continuation: str) -> Any:
+        return instance.Instance("loglikelihood", {}, (context, continuation), 0)
+
+    (long, _), (short, _) = harness.loglikelihood([request("a longer context", " yes"), request("no", "ne")])
+    ((alone, _),) = harness.loglikelihood([request("no", "ne")])
+    assert short == pytest.approx(alone, abs=1e-4), "a row does not depend on its batch"
+    ids = torch.tensor([tiny_tokenizer()("none")["input_ids"]])
+    expected = model(ids).logits.log_softmax(-1)[0, [1, 2], ids[0, 2:]].sum()
+    assert short == pytest.approx(float(expected), abs=1e-4)
+    assert long < 0
+
+
+def test_registration_needs_no_attribute_when_models_are_imported() -> None:
+    assert AutoModelForCausalLM.from_config(tiny_model("sdm").config).__class__ is sdm.SDMForCausalLM
