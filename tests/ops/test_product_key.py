@@ -10,7 +10,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from sdm.ops.backends import available_backends
+from sdm.ops import available_backends
 from sdm.ops.product_key import product_key_topk
 
 BACKENDS = available_backends()

@@ -4,6 +4,7 @@
 // kernels(). To add an op: a member here, its functions in a header that kernels.cpp includes.
 #pragma once
 
+#include "gated_delta.h"
 #include "product_key.h"
 #include "sparse_delta_rule.h"
 
@@ -13,6 +14,8 @@ struct KernelTable {
   const char* isa;
   ProductKeyKernels<float> product_key_float;
   ProductKeyKernels<double> product_key_double;
+  GatedDeltaKernels<float> gated_delta_float;
+  GatedDeltaKernels<double> gated_delta_double;
   SparseDeltaKernels<float> sparse_delta_float;
   SparseDeltaKernels<double> sparse_delta_double;
 };

@@ -3,6 +3,8 @@
 // Functions here must not be shared between the builds: everything lives in namespace sdm::SDM_ISA, and nothing of
 // the standard library that could be emitted out of line (containers, algorithms) is used, because the linker would
 // keep one copy of it, perhaps the one that only the newest processors can run.
+#include "gated_delta_backward_kernels.h"
+#include "gated_delta_kernels.h"
 #include "kernel_table.h"
 #include "product_key_kernels.h"
 #include "simd.h"
@@ -14,6 +16,12 @@
 
 namespace sdm {
 namespace SDM_ISA {
+
+template <class Real>
+constexpr GatedDeltaKernels<Real> gated_delta_kernels() {
+  return {&gated_delta_forward_workspace<Real>, &gated_delta_backward_workspace<Real>, &gated_delta_forward_slab<Real>,
+          &gated_delta_backward_slab<Real>};
+}
 
 template <class Real>
 constexpr SparseDeltaKernels<Real> sparse_delta() {
@@ -47,6 +55,8 @@ const KernelTable& table() {
       SDM_STRING(SDM_ISA),
       {&product_key_workspace<float>, &product_key_rows<float>},
       {&product_key_workspace<double>, &product_key_rows<double>},
+      gated_delta_kernels<float>(),
+      gated_delta_kernels<double>(),
       sparse_delta<float>(),
       sparse_delta<double>(),
   };

@@ -1,5 +1,6 @@
 // The Python module sdm.native._core (stable ABI).
 #include "binding.h"
+#include "gated_delta.h"
 #include "kernel_table.h"
 #include "product_key.h"
 #include "sparse_delta_python.h"
@@ -7,6 +8,8 @@
 static PyMethodDef methods[] = {
     SDM_METHOD(isa_name),
     SDM_METHOD(has_openmp),
+    SDM_METHOD(gated_delta_forward),
+    SDM_METHOD(gated_delta_backward),
     SDM_METHOD(product_key_topk),
     SDM_METHOD(product_key_topk_backward),
     SDM_METHOD(sparse_delta_rule_forward),

@@ -11,11 +11,16 @@ from sdm.ops.backends import choose_backend
 from sdm.ops.checks import check_decay, compute_dtype
 from sdm.ops.gated_delta_rule.chunked import gated_delta_rule_chunked
 from sdm.ops.gated_delta_rule.inputs import Tokens, check_shapes, check_state, check_step
+from sdm.ops.gated_delta_rule.native import gated_delta_rule_native, gated_delta_step_native_
 from sdm.ops.gated_delta_rule.reference import gated_delta_rule_reference, step
 
 __all__ = ["gated_delta_rule", "gated_delta_step_"]
 
-SUPPORTED = ("reference", "chunked")
+_BACKENDS = {
+    "reference": gated_delta_rule_reference,
+    "chunked": gated_delta_rule_chunked,
+    "native": gated_delta_rule_native,
+}
 
 
 def gated_delta_rule(
@@ -58,12 +63,11 @@ def gated_delta_rule(
     check_shapes(tokens)
     sequences = check_state(tokens, initial_state, cu_seqlens)
     dtype = compute_dtype(*tokens, initial_state)
-    chosen = choose_backend(backend, value.device, dtype, SUPPORTED)
+    run = _BACKENDS[choose_backend(backend, value.device, dtype, tuple(_BACKENDS))]
     if initial_state is None:
         initial_state = value.new_zeros(key.shape[2:] + value.shape[-1:], dtype=dtype)
     if initial_state.dim() == 3:
         initial_state = initial_state.expand(sequences, *initial_state.shape)
-    run = gated_delta_rule_reference if chosen == "reference" else gated_delta_rule_chunked
     y, final_state = run(tokens.to(dtype), initial_state.to(dtype), cu_seqlens)
     return y.to(value.dtype), final_state if output_final_state else None
 
@@ -78,8 +82,11 @@ def gated_delta_step_(
     """
     token = Tokens(query, key, value, beta, log_decay)
     check_step(state, token)
-    check_decay(log_decay)
     dtype = compute_dtype(*token, state)
+    native = choose_backend("auto", value.device, dtype, tuple(_BACKENDS)) == "native"
+    if native and state.dtype == dtype and state.is_contiguous():
+        return gated_delta_step_native_(state, token.to(dtype)).to(value.dtype)
+    check_decay(log_decay)
     y, after = step(token.to(dtype), state.to(dtype))
     state.copy_(after)
     return y.to(value.dtype)

@@ -23,8 +23,8 @@ def written_rows(state_BHND: Tensor, token: Tokens, update: str) -> tuple[Tensor
     beta_BH11 = token.beta[..., None, None]
     if update == "delta":
         retrieved_BH1D = (weight_BHW1 * decayed_BHWD).sum(2, keepdim=True)
-        return slot_BHWD, decayed_BHWD + weight_BHW1 * beta_BH11 * (value_BH1D - retrieved_BH1D)
-    return slot_BHWD, decayed_BHWD + weight_BHW1 * beta_BH11 * (value_BH1D - decayed_BHWD)
+        return slot_BHWD, decayed_BHWD + weight_BHW1 * (beta_BH11 * (value_BH1D - retrieved_BH1D))
+    return slot_BHWD, decayed_BHWD + weight_BHW1 * (beta_BH11 * (value_BH1D - decayed_BHWD))
 
 
 def read(state_BHND: Tensor, token: Tokens) -> Tensor:

@@ -1,0 +1,183 @@
+"""The gated delta rule by the compiled core, registered as a torch op.
+
+Shapes: B batch, T time, H heads, K key size, D value channels, S sequences (batch rows or documents). Forward saves the
+residuals (value minus retrieved) and the state before every SEGMENT-th token; backward recomputes the rest.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from sdm.native import require_core
+from sdm.ops.gated_delta_rule.inputs import Tokens
+
+SEGMENT = 32  # kGatedDeltaSegment of the core
+
+
+def _sizes(key: Tensor, value: Tensor, initial_state: Tensor) -> tuple[int, int, int, int, int]:
+    batch, time, heads, key_size = key.shape
+    return initial_state.shape[0], batch * time, heads, key_size, value.shape[-1]
+
+
+def _outputs(tokens: Tokens, initial_state: Tensor, save: bool) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    value, (sequences, tokens_count, *rest) = tokens.value, _sizes(tokens.key, tokens.value, initial_state)
+    segments = tokens_count // SEGMENT + sequences if save else 0
+    return (
+        value.new_empty(value.shape),
+        value.new_empty(initial_state.shape),
+        value.new_empty(value.shape if save else (0,)),
+        value.new_empty((segments, *rest)),
+    )
+
+
+def _offsets(cu_seqlens: Tensor | None) -> Tensor | None:
+    return None if cu_seqlens is None else cu_seqlens.to("cpu", torch.int64).contiguous()
+
+
+def _run(
+    tokens: Tokens, initial_state: Tensor, cu_seqlens: Tensor | None, save: bool
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    tokens = Tokens(*(x.contiguous() for x in tokens))
+    initial_state, offsets = initial_state.contiguous(), _offsets(cu_seqlens)
+    y, final_state, residual, saved = _outputs(tokens, initial_state, save)
+    require_core().gated_delta_forward(
+        *(x.data_ptr() for x in tokens),
+        initial_state.data_ptr(),
+        None if offsets is None else offsets.data_ptr(),
+        y.data_ptr(),
+        final_state.data_ptr(),
+        residual.data_ptr() if save else None,
+        saved.data_ptr() if save else None,
+        *_sizes(tokens.key, tokens.value, initial_state),
+        tokens.value.dtype == torch.float64,
+        torch.get_num_threads(),
+    )
+    return y, final_state, residual, saved
+
+
+@torch.library.custom_op("sdm::gated_delta_rule", mutates_args=(), device_types="cpu")
+def _rule(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    beta: Tensor,
+    log_decay: Tensor,
+    initial_state: Tensor,
+    cu_seqlens: Tensor | None,
+    save: bool,
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    return _run(Tokens(query, key, value, beta, log_decay), initial_state, cu_seqlens, save)
+
+
+@_rule.register_fake
+def _(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    beta: Tensor,
+    log_decay: Tensor,
+    initial_state: Tensor,
+    cu_seqlens: Tensor | None,
+    save: bool,
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    return _outputs(Tokens(query, key, value, beta, log_decay), initial_state, save)
+
+
+@torch.library.custom_op("sdm::gated_delta_rule_backward", mutates_args=(), device_types="cpu")
+def _rule_backward(
+    query: Tensor,
+    key: Tensor,
+    beta: Tensor,
+    log_decay: Tensor,
+    cu_seqlens: Tensor | None,
+    residual: Tensor,
+    saved: Tensor,
+    grad_y: Tensor,
+    grad_final_state: Tensor,
+) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
+    query, key, beta, log_decay = (x.contiguous() for x in (query, key, beta, log_decay))
+    grad_y, grad_final_state, offsets = grad_y.contiguous(), grad_final_state.contiguous(), _offsets(cu_seqlens)
+    gradients = _gradients(query, key, beta, log_decay, grad_y, grad_final_state)
+    require_core().gated_delta_backward(
+        *(x.data_ptr() for x in (query, key, beta, log_decay)),
+        None if offsets is None else offsets.data_ptr(),
+        *(x.data_ptr() for x in (residual, saved, grad_y, grad_final_state)),
+        *(x.data_ptr() for x in gradients),
+        *_sizes(key, grad_y, grad_final_state),
+        grad_y.dtype == torch.float64,
+        torch.get_num_threads(),
+    )
+    return gradients
+
+
+def _gradients(
+    query: Tensor, key: Tensor, beta: Tensor, log_decay: Tensor, grad_y: Tensor, grad_final_state: Tensor
+) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
+    likes = (query, key, grad_y, beta, log_decay, grad_final_state)
+    a, b, c, d, e, f = (x.new_empty(x.shape) for x in likes)
+    return a, b, c, d, e, f
+
+
+@_rule_backward.register_fake
+def _(
+    query: Tensor,
+    key: Tensor,
+    beta: Tensor,
+    log_decay: Tensor,
+    cu_seqlens: Tensor | None,
+    residual: Tensor,
+    saved: Tensor,
+    grad_y: Tensor,
+    grad_final_state: Tensor,
+) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
+    return _gradients(query, key, beta, log_decay, grad_y, grad_final_state)
+
+
+def _save(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
+    query, key, _, beta, log_decay, _, cu_seqlens, _ = inputs
+    _, _, residual, saved = output
+    ctx.mark_non_differentiable(residual, saved)
+    ctx.save_for_backward(query, key, beta, log_decay, cu_seqlens, residual, saved)
+
+
+def _backward(ctx: Any, grad_y: Tensor, grad_final_state: Tensor, *_: Tensor) -> tuple[Tensor | None, ...]:
+    return *_rule_backward(*ctx.saved_tensors, grad_y, grad_final_state), None, None
+
+
+torch.library.register_autograd("sdm::gated_delta_rule", _backward, setup_context=_save)
+
+
+def gated_delta_rule_native(tokens: Tokens, initial_state: Tensor, cu_seqlens: Tensor | None) -> tuple[Tensor, Tensor]:
+    """Floats in one dtype, initial_state [S,H,K,D]. Returns the output [B,T,H,D] and the final state [S,H,K,D]."""
+    save = torch.is_grad_enabled() and any(x.requires_grad for x in (*tokens, initial_state))
+    if save or torch.compiler.is_compiling():
+        return _rule(*tokens, initial_state, cu_seqlens, save)[:2]
+    return _run(tokens, initial_state, cu_seqlens, save=False)[:2]
+
+
+def gated_delta_step_native_(state: Tensor, token: Tokens) -> Tensor:
+    """One token without T; state [B,H,K,D] is contiguous and of the token's dtype, and changes in place."""
+    token = Tokens(*(x.contiguous() for x in token))
+    y = torch.empty_like(token.value)
+    batch, heads, key_size, channels = state.shape
+    address = state.data_ptr()
+    require_core().gated_delta_forward(
+        *(x.data_ptr() for x in token),
+        address,
+        None,
+        y.data_ptr(),
+        address,
+        None,
+        None,
+        batch,
+        batch,
+        heads,
+        key_size,
+        channels,
+        state.dtype == torch.float64,
+        torch.get_num_threads(),
+    )
+    return y
