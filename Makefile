@@ -7,7 +7,7 @@ PYTEST := $(BIN)/python -m pytest --numprocesses auto --maxprocesses 4
 NATIVE := CMakeLists.txt $(wildcard src/sdm/native/CMakeLists.txt src/sdm/native/*.cpp src/sdm/native/*.h)
 
 .DEFAULT_GOAL := help
-.PHONY: help setup test test-slow sanitize check format clean
+.PHONY: help setup test test-slow sanitize bench check format clean
 
 help: ## list the targets
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 14
@@ -40,6 +40,9 @@ sanitize: setup ## run the C++ core under AddressSanitizer + UBSan and ThreadSan
 	  PATH="$(CURDIR)/$(BIN):$$PATH" ninja --quiet -C build/sanitize-$$kind native_test && \
 	  echo "$$kind:" && build/sanitize-$$kind/src/sdm/native/native_test || exit 1; \
 	done
+
+bench: setup ## run the benchmarks (minutes, on an idle machine); results in benchmarks/results/
+	for file in benchmarks/[a-z]*.py; do $(BIN)/python $$file || exit 1; done
 
 check: setup ## lint, formatting and types
 	$(BIN)/ruff check
