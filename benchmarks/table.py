@@ -1,6 +1,6 @@
 """Writes the table of docs/performance.md from the JSON files that the benchmarks leave in benchmarks/results.
 
-    python benchmarks/table.py
+python benchmarks/table.py
 """
 
 from __future__ import annotations
