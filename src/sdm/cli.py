@@ -24,7 +24,7 @@ class Ladder:
 
         # A terminal of 80 columns would cut the numbers off; wrapped lines keep them.
         console = Console()
-        console.width = max(console.width, 100)
+        console.width = max(console.width, 120)
         console.print(ladder_table())
 
 
