@@ -41,8 +41,8 @@ def ladder_table(levels: Sequence[int] = tuple(LEVELS)) -> Table:
         "Parameters include embeddings, but not SDM's memory; FLOPs are those of SDM at 8192 tokens. "
         "Levels 1 and 3: the paper's parameters are those of one layer less."
     )
-    for column in table.columns:
-        column.no_wrap = True
+    for each in table.columns:
+        each.no_wrap = True
     return table
 
 

@@ -199,7 +199,7 @@ class SparseDeltaMemory(nn.Module):
 
     def _scores(self, projected: Tensor, norm: nn.Module | None) -> Tensor:
         """[B,T,H,2K], the two halves side by side."""
-        scores = projected.unflatten(-1, (self.num_heads, -1))
+        scores = projected.reshape(*projected.shape[:-1], self.num_heads, -1)
         return scores if norm is None else norm(scores.unflatten(-1, (2, -1))).flatten(-2)
 
     def _address(self, scores: Tensor, count: int) -> tuple[Tensor, Tensor]:
@@ -209,7 +209,7 @@ class SparseDeltaMemory(nn.Module):
             return F.normalize(selected, dim=-1), index
         if self.temperature != 1:
             selected = selected / self.temperature
-        return torch.softmax(selected, dim=-1), index
+        return selected.softmax(-1), index
 
     def _output(self, x: Tensor, readings: Tensor) -> Tensor:
         gate = self.gate_proj(x)

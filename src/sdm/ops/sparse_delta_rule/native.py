@@ -113,12 +113,15 @@ def usual_step(state: Tensor, tokens: Tokens) -> bool:
     included, goes the long way.
     """
     write_index, write_weight, value, beta, log_decay, read_index, read_weight = tokens
-    for x in (state, write_weight, value, beta, log_decay, read_weight):
-        if type(x) is not Tensor or x.dtype is not torch.float32 or not x.is_contiguous() or not x.is_cpu:
+    for x in (state, *tokens):
+        if type(x) is not Tensor or not x.is_cpu or not x.is_contiguous():
             return False
-    for x in (write_index, read_index):
-        if type(x) is not Tensor or x.dtype is not torch.int64 or not x.is_contiguous() or not x.is_cpu:
-            return False
+    if not (
+        state.dtype is write_weight.dtype is value.dtype is beta.dtype is log_decay.dtype is read_weight.dtype
+        and value.dtype is torch.float32
+        and write_index.dtype is read_index.dtype is torch.int64
+    ):
+        return False
     B, H, N, D = state.shape if state.dim() == 4 else (0, 0, 0, 0)
     W, R = write_index.shape[-1], read_index.shape[-1]
     return (
