@@ -3,7 +3,8 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt
-NATIVE := CMakeLists.txt $(wildcard src/sdm/native/*.cpp src/sdm/native/*.h)
+PYTEST := $(BIN)/python -m pytest --numprocesses auto --maxprocesses 4
+NATIVE := CMakeLists.txt $(wildcard src/sdm/native/CMakeLists.txt src/sdm/native/*.cpp src/sdm/native/*.h)
 
 .DEFAULT_GOAL := help
 .PHONY: help setup test test-slow check format clean
@@ -25,10 +26,10 @@ $(VENV)/installed: $(VENV)/torch pyproject.toml $(NATIVE)
 	@touch $@
 
 test: setup ## run the tests
-	$(BIN)/python -m pytest
+	$(PYTEST)
 
 test-slow: setup ## run the tests that take minutes
-	$(BIN)/python -m pytest -m slow
+	$(PYTEST) -m slow
 
 check: setup ## lint, formatting and types
 	$(BIN)/ruff check

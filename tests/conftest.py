@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
 
 import pytest
 import torch
+
+if "PYTEST_XDIST_WORKER" in os.environ:
+    # The workers share the cores; tests of threads set their own number.
+    torch.set_num_threads(1)
 
 
 @pytest.fixture(autouse=True)

@@ -10,12 +10,12 @@ from transformers.models.qwen3_next.modeling_qwen3_next import (
     torch_recurrent_gated_delta_rule,
 )
 
-from sdm.native import core
+from sdm.ops import available_backends
 from sdm.ops.gated_delta_rule import gated_delta_rule, gated_delta_step_
 from sdm.ops.gated_delta_rule.chunked import gated_delta_rule_chunked
 from sdm.ops.gated_delta_rule.inputs import Tokens
 
-BACKENDS = ("reference", "chunked", *(("native",) if core is not None else ()))
+BACKENDS = available_backends()
 FAST = [name for name in BACKENDS if name != "reference"]
 
 

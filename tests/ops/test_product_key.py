@@ -10,10 +10,10 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from sdm.native import core
+from sdm.ops import available_backends
 from sdm.ops.product_key import product_key_topk
 
-BACKENDS = ("reference", "chunked", *(("native",) if core is not None else ()))
+BACKENDS = available_backends()
 
 
 def brute_force(scores: list[float], k: int) -> list[int]:

@@ -14,44 +14,11 @@
 #pragma once
 
 #include <cmath>
-#include <utility>
 
 #include "gated_delta_kernels.h"
 
 namespace sdm {
 namespace SDM_ISA {
-
-// The lanes of a and b, in blocks of S, that the sum of two neighbouring blocks takes on the low or the high side.
-template <int L, int S>
-constexpr int source_lane(int lane, int high) {
-  return (lane % (2 * S) < S ? 0 : L - S) + lane + high * S;
-}
-
-template <class Real, int S, std::size_t... Lane>
-SDM_INLINE Vector<Real> add_blocks(Vector<Real> a, Vector<Real> b, std::index_sequence<Lane...>) {
-  constexpr int L = kLanes<Real>;
-  return __builtin_shufflevector(a, b, source_lane<L, S>(Lane, 0)...) +
-         __builtin_shufflevector(a, b, source_lane<L, S>(Lane, 1)...);
-}
-
-// Lane i of sums_of<1>(vectors) is the sum over the lanes of vectors[i]: a transposition that adds as it goes.
-template <class Real, int S>
-SDM_INLINE Vector<Real> sums_of(const Real* vectors) {
-  constexpr int L = kLanes<Real>;
-  if constexpr (S == L) {
-    return load(vectors);
-  } else {
-    return add_blocks<Real, S>(sums_of<Real, 2 * S>(vectors), sums_of<Real, 2 * S>(vectors + S * L),
-                               std::make_index_sequence<L>{});
-  }
-}
-
-// The sum over the lanes of each of `rows` vectors; rows is a multiple of the lanes.
-template <class Real>
-SDM_INLINE void sum_lanes(const Real* vectors, Real* sums, int64_t rows) {
-  constexpr int L = kLanes<Real>;
-  for (int64_t i = 0; i < rows; i += L) store<Real>(sums + i, sums_of<Real, 1>(vectors + i * L));
-}
 
 template <class Real>
 SDM_INLINE int64_t round_up(int64_t rows) {
@@ -203,7 +170,7 @@ void finish_token(const GatedDeltaArgs<Real>& args, const TokenSums<Real>& sums,
   const int64_t K = args.key_size, rows = round_up<Real>(K);
   const Real* key = args.key + at * K;
   const Real* query = args.query + at * K;
-  sum_lanes(sums.lanes, sums.totals, 3 * rows);
+  sum_each(sums.lanes, static_cast<int>(3 * rows), false, sums.totals);
   const Real* from_output = sums.totals;
   const Real* from_grad = sums.totals + rows;
   const Real* from_retrieved = sums.totals + 2 * rows;

@@ -6,6 +6,7 @@
 
 #include "gated_delta.h"
 #include "product_key.h"
+#include "sparse_delta_rule.h"
 
 namespace sdm {
 
@@ -15,11 +16,24 @@ struct KernelTable {
   ProductKeyKernels<double> product_key_double;
   GatedDeltaKernels<float> gated_delta_float;
   GatedDeltaKernels<double> gated_delta_double;
+  SparseDeltaKernels<float> sparse_delta_float;
+  SparseDeltaKernels<double> sparse_delta_double;
 };
 
 // The table for this processor, or the one that the environment variable SDM_ISA names (portable, avx2, avx512).
 // Throws std::invalid_argument when that one is unknown or cannot run here.
 const KernelTable& kernels();
+
+template <class Real>
+const SparseDeltaKernels<Real>& sparse_delta_kernels();
+template <>
+inline const SparseDeltaKernels<float>& sparse_delta_kernels<float>() {
+  return kernels().sparse_delta_float;
+}
+template <>
+inline const SparseDeltaKernels<double>& sparse_delta_kernels<double>() {
+  return kernels().sparse_delta_double;
+}
 
 const char* isa_name();
 // 1 if the core was built with OpenMP, 0 if it starts threads itself.

@@ -8,6 +8,8 @@
 #include "kernel_table.h"
 #include "product_key_kernels.h"
 #include "simd.h"
+#include "sparse_delta_backward_kernels.h"
+#include "sparse_delta_kernels.h"
 
 #define SDM_STRING_(x) #x
 #define SDM_STRING(x) SDM_STRING_(x)
@@ -21,6 +23,33 @@ constexpr GatedDeltaKernels<Real> gated_delta_kernels() {
           &gated_delta_backward_slab<Real>};
 }
 
+template <class Real>
+constexpr SparseDeltaKernels<Real> sparse_delta() {
+  SparseDeltaKernels<Real> k = {};
+  k.forward[0] = forward<Real, Real, kSlabWidths[0]>;
+  k.forward[1] = forward<Real, Real, kSlabWidths[1]>;
+  k.forward[2] = forward<Real, Real, kSlabWidths[2]>;
+  k.forward_rest = forward_rest<Real, Real>;
+  k.replay[0] = replay<Real, kSlabWidths[0]>;
+  k.replay[1] = replay<Real, kSlabWidths[1]>;
+  k.replay[2] = replay<Real, kSlabWidths[2]>;
+  k.backward[0] = backward<Real, kSlabWidths[0]>;
+  k.backward[1] = backward<Real, kSlabWidths[1]>;
+  k.backward[2] = backward<Real, kSlabWidths[2]>;
+  k.gather = gather<Real, Real>;
+  k.scatter = scatter<Real, Real, false>;
+  k.scatter_add = scatter<Real, Real, true>;
+  if constexpr (sizeof(Real) == sizeof(float)) {
+    k.forward_bf16[0] = forward<Real, BFloat16, kSlabWidths[0]>;
+    k.forward_bf16[1] = forward<Real, BFloat16, kSlabWidths[1]>;
+    k.forward_bf16[2] = forward<Real, BFloat16, kSlabWidths[2]>;
+    k.forward_bf16_rest = forward_rest<Real, BFloat16>;
+    k.gather_bf16 = gather<Real, BFloat16>;
+    k.scatter_bf16 = scatter<Real, BFloat16, false>;
+  }
+  return k;
+}
+
 const KernelTable& table() {
   static constexpr KernelTable filled = {
       SDM_STRING(SDM_ISA),
@@ -28,6 +57,8 @@ const KernelTable& table() {
       {&product_key_workspace<double>, &product_key_rows<double>},
       gated_delta_kernels<float>(),
       gated_delta_kernels<double>(),
+      sparse_delta<float>(),
+      sparse_delta<double>(),
   };
   return filled;
 }

@@ -3,6 +3,7 @@
 #include "gated_delta.h"
 #include "kernel_table.h"
 #include "product_key.h"
+#include "sparse_delta_python.h"
 
 static PyMethodDef methods[] = {
     SDM_METHOD(isa_name),
@@ -11,6 +12,9 @@ static PyMethodDef methods[] = {
     SDM_METHOD(gated_delta_backward),
     SDM_METHOD(product_key_topk),
     SDM_METHOD(product_key_topk_backward),
+    SDM_METHOD(sparse_delta_rule_forward),
+    SDM_METHOD(sparse_delta_rule_backward),
+    SDM_METHOD(sparse_delta_rule_saved_rows),
     {nullptr, nullptr, 0, nullptr},
 };
 

@@ -4,6 +4,8 @@
 #include <algorithm>
 #include <atomic>
 #include <cstdint>
+#include <exception>
+#include <mutex>
 #ifndef _OPENMP
 #include <thread>
 #include <vector>
@@ -11,8 +13,8 @@
 
 namespace sdm {
 
-// Calls task(i) for i in [0, count), each exactly once, in any order, on up to `threads` threads. `task` must not
-// throw. Results may not depend on which thread runs what: all ops are bit-identical for every thread count.
+// Calls task(i) for i in [0, count), each once, in any order, on up to `threads` threads; rethrows what a task throws.
+// Results may not depend on which thread runs what: all ops are bit-identical for every thread count.
 template <class Task>
 void parallel_for(int64_t count, int threads, const Task& task) {
   const int team = static_cast<int>(std::min<int64_t>(count, std::max(threads, 1)));
@@ -20,19 +22,30 @@ void parallel_for(int64_t count, int threads, const Task& task) {
     for (int64_t i = 0; i < count; ++i) task(i);
     return;
   }
+  std::mutex mutex;
+  std::exception_ptr thrown;
+  const auto guarded = [&](int64_t i) {
+    try {
+      task(i);
+    } catch (...) {
+      std::lock_guard<std::mutex> lock(mutex);
+      if (!thrown) thrown = std::current_exception();
+    }
+  };
 #ifdef _OPENMP
 #pragma omp parallel for schedule(dynamic, 1) num_threads(team)
-  for (int64_t i = 0; i < count; ++i) task(i);
+  for (int64_t i = 0; i < count; ++i) guarded(i);
 #else
   std::atomic<int64_t> next{0};
   const auto work = [&] {
-    for (int64_t i = next.fetch_add(1); i < count; i = next.fetch_add(1)) task(i);
+    for (int64_t i = next.fetch_add(1); i < count; i = next.fetch_add(1)) guarded(i);
   };
   std::vector<std::thread> helpers;
   for (int i = 1; i < team; ++i) helpers.emplace_back(work);
   work();
   for (std::thread& helper : helpers) helper.join();
 #endif
+  if (thrown) std::rethrow_exception(thrown);
 }
 
 }  // namespace sdm

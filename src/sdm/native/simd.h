@@ -5,6 +5,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <cstring>
+#include <utility>
 
 #if defined(__AVX512F__)
 #define SDM_VECTOR_BYTES 64
@@ -24,10 +25,12 @@ struct VectorOf;
 template <>
 struct VectorOf<float> {
   typedef float type __attribute__((vector_size(SDM_VECTOR_BYTES)));
+  typedef int32_t mask __attribute__((vector_size(SDM_VECTOR_BYTES)));
 };
 template <>
 struct VectorOf<double> {
   typedef double type __attribute__((vector_size(SDM_VECTOR_BYTES)));
+  typedef int64_t mask __attribute__((vector_size(SDM_VECTOR_BYTES)));
 };
 
 template <class Real>
@@ -54,18 +57,74 @@ SDM_INLINE Vector<Real> broadcast(Real x) {
   return x - Vector<Real>{};
 }
 
-// Lane order, so that a sum does not depend on how the compiler would tree it.
-template <class Real>
-SDM_INLINE Real horizontal_sum(Vector<Real> v) {
-  Real half[kLanes<Real>];
-  std::memcpy(half, &v, sizeof v);
-  for (int width = kLanes<Real> / 2; width > 0; width /= 2) {
-    for (int lane = 0; lane < width; ++lane) half[lane] += half[lane + width];
-  }
-  return half[0];
+// One level of a tree that sums many vectors at once. In every block of 2 * Half lanes, the lower half of the result is
+// the sum of the two halves of a's block, the upper half the same of b's.
+template <class Real, int Half, int... Lane>
+SDM_INLINE Vector<Real> add_halves(Vector<Real> a, Vector<Real> b, std::integer_sequence<int, Lane...>) {
+  constexpr int L = kLanes<Real>;
+#if defined(__clang__)
+#define SDM_SHUFFLE(...) __builtin_shufflevector(a, b, __VA_ARGS__)
+#else
+#define SDM_SHUFFLE(...) __builtin_shuffle(a, b, typename VectorOf<Real>::mask{__VA_ARGS__})
+#endif
+  return SDM_SHUFFLE((Lane % (2 * Half) < Half ? Lane : L + Lane - Half)...) +
+         SDM_SHUFFLE((Lane % (2 * Half) < Half ? Lane + Half : L + Lane)...);
+#undef SDM_SHUFFLE
 }
 
+template <class Real, int Half>
+SDM_INLINE Vector<Real> add_halves(Vector<Real> a, Vector<Real> b) {
+  return add_halves<Real, Half>(a, b, std::make_integer_sequence<int, kLanes<Real>>{});
+}
+
+// Lane i of the result is the sum of vector i, for as many vectors as there are lanes.
+template <class Real, int Half = 1>
+SDM_INLINE Vector<Real> sums_of(const Real* vectors) {
+  constexpr int L = kLanes<Real>;
+  if constexpr (Half == L) {
+    return load(vectors);
+  } else {
+    return add_halves<Real, Half>(sums_of<Real, 2 * Half>(vectors), sums_of<Real, 2 * Half>(vectors + Half * L));
+  }
+}
+
+template <class Real, int Half = kLanes<Real> / 2>
+SDM_INLINE Real horizontal_sum(Vector<Real> v) {
+  v = add_halves<Real, Half>(v, v);
+  if constexpr (Half == 1) {
+    return v[0];
+  } else {
+    return horizontal_sum<Real, Half / 2>(v);
+  }
+}
+
+// out[i] (+)= the sum of vector i, for `count` vectors laid one after the other. The order of additions within a
+// vector is the same for every i.
+template <class Real>
+SDM_INLINE void sum_each(const Real* vectors, int count, bool accumulate, Real* out) {
+  constexpr int L = kLanes<Real>;
+  int i = 0;
+  for (; i + L <= count; i += L) {
+    Vector<Real> sums = sums_of<Real>(vectors + i * L);
+    if (accumulate) sums += load(out + i);
+    store(out + i, sums);
+  }
+  for (; i < count; ++i) {
+    const Real sum = horizontal_sum<Real>(load(vectors + i * L));
+    out[i] = accumulate ? out[i] + sum : sum;
+  }
+}
+
+#ifdef NOPF
+SDM_INLINE void prefetch(const void*) {}
+#else
 SDM_INLINE void prefetch(const void* address) { __builtin_prefetch(address, 1, 3); }
+#endif
+
+template <int Bytes>
+SDM_INLINE void prefetch_range(const void* address) {
+  for (int offset = 0; offset < Bytes; offset += 64) prefetch(static_cast<const char*>(address) + offset);
+}
 
 }  // namespace SDM_ISA
 }  // namespace sdm

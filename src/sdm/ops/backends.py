@@ -8,7 +8,7 @@ import torch
 
 from sdm.native import core
 
-BACKENDS = ("reference", "chunked")
+BACKENDS = ("reference", "chunked", "native")
 
 _said: set[str] = set()
 

@@ -20,7 +20,7 @@ class Tokens(NamedTuple):
     log_decay: Tensor  # [B,T,H]
 
     def to(self, dtype: torch.dtype) -> Tokens:
-        return Tokens(*(x.to(dtype) for x in self))
+        return Tokens(*(x if x.dtype == dtype else x.to(dtype) for x in self))
 
 
 def check_shapes(tokens: Tokens, time: str = "T,") -> None:

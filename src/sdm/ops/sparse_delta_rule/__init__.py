@@ -9,11 +9,13 @@ from sdm.ops.backends import choose_backend
 from sdm.ops.checks import check_no_gradients, compute_dtype
 from sdm.ops.sparse_delta_rule.chunked import sparse_delta_rule_chunked
 from sdm.ops.sparse_delta_rule.inputs import Tokens, check_shapes
+from sdm.ops.sparse_delta_rule.native import sparse_delta_rule_native, sparse_delta_step_native_
 from sdm.ops.sparse_delta_rule.reference import sparse_delta_rule_reference, sparse_delta_step_reference_
 
 __all__ = ["sparse_delta_rule", "sparse_delta_step_"]
 
 _BACKENDS = {"reference": sparse_delta_rule_reference, "chunked": sparse_delta_rule_chunked}
+_NATIVE_STATES = (torch.float32, torch.float64, torch.bfloat16)
 
 
 def sparse_delta_rule(
@@ -64,8 +66,14 @@ def sparse_delta_rule(
     tokens = Tokens(write_index, write_weight, value, beta, log_decay, read_index, read_weight)
     num_slots = check_shapes(tokens, initial_state, num_slots, cu_seqlens, update)
     dtype = compute_dtype(*tokens, initial_state)
-    run = _BACKENDS[choose_backend(backend, value.device, dtype, tuple(_BACKENDS))]
+    chosen = choose_backend(backend, value.device, dtype, (*_BACKENDS, "native"))
+    if chosen == "native":
+        y, final_state = sparse_delta_rule_native(
+            *tokens.floats_to(dtype), initial_state, num_slots, cu_seqlens, update, output_final_state
+        )
+        return y.to(value.dtype), final_state if output_final_state else None
 
+    run = _BACKENDS[chosen]
     sequences = value.shape[0] if cu_seqlens is None else cu_seqlens.numel() - 1
     shape = (sequences, value.shape[2], num_slots, value.shape[3])
     if initial_state is None:
@@ -96,5 +104,8 @@ def sparse_delta_step_(
         raise ValueError(f"state must be [B,H,N,D], got shape {list(state.shape)}")
     check_shapes(tokens, state, None, None, update, time="")
     check_no_gradients("sparse_delta_step_", "sparse_delta_rule", state, *tokens)
-    y = sparse_delta_step_reference_(state, tokens.floats_to(compute_dtype(*tokens, state)), update)
+    dtype = compute_dtype(*tokens, state)
+    if choose_backend("auto", value.device, dtype) == "native" and state.is_contiguous() and state.dtype in _NATIVE_STATES:
+        return sparse_delta_step_native_(state, *tokens, update)
+    y = sparse_delta_step_reference_(state, tokens.floats_to(dtype), update)
     return y.to(value.dtype)

@@ -1,0 +1,203 @@
+#include <algorithm>
+#include <cmath>
+#include <cstring>
+
+#include "kernel_table.h"
+#include "memory.h"
+#include "parallel.h"
+#include "sparse_delta_streams.h"
+
+namespace sdm {
+namespace {
+
+// Slabs are dealt to at most this many groups. A group runs its slabs one after the other and adds up their sums over
+// channels; the groups' sums are added at the end, in order.
+constexpr int64_t kGroups = 16;
+
+template <class Real>
+class Backward {
+ public:
+  Backward(const SparseDeltaInputs<Real>& in, const InitialState& initial, const InversionPlan& plan,
+           const SparseDeltaGradients<Real>& grad)
+      : in_(in), initial_(initial), plan_(plan), grad_(grad) {
+    kind_ = slab_kind(in.most_rows(), in.channels, 2 * sizeof(Real));
+    width_ = kSlabWidths[kind_];
+    slabs_ = (in.channels + width_ - 1) / width_;
+    groups_ = std::min(slabs_, kGroups);
+  }
+
+  void run() {
+    if (grad_.initial_state) {
+      const int64_t tables = initial_.per_sequence ? in_.streams() : in_.heads;
+      const auto bytes = static_cast<std::size_t>(tables * in_.slots * in_.channels) * sizeof(Real);
+      advise_huge_pages(grad_.initial_state, bytes);
+      if (in_.streams() == 0) std::memset(grad_.initial_state, 0, bytes);
+    }
+    const int64_t wanted = streams_at_once(in_.streams(), groups_, in_.threads);
+    for (int64_t first = 0, count; first < in_.streams(); first += count) {
+      count = std::min(wanted, in_.streams() - first);
+      // The gradient of a shared initial state is summed over the sequences in their order: one sequence at a time.
+      if (grad_.initial_state && !initial_.per_sequence) count = std::min(count, in_.heads - first % in_.heads);
+      const auto set = prepare(in_, first, count, Rows::kCompact, &plan_);
+      run_wave(set);
+    }
+  }
+
+ private:
+  bool adds_to_initial(const PreparedStream<Real>& prepared) const {
+    return !initial_.per_sequence && prepared.sequence > 0;
+  }
+
+  int64_t state_offset(const PreparedStream<Real>& prepared, bool per_sequence) const {
+    const int64_t table = (per_sequence ? prepared.sequence * in_.heads : 0) + prepared.head;
+    return table * in_.slots * in_.channels;
+  }
+
+  int64_t cell(const PreparedStream<Real>& prepared, int64_t token) const {
+    return (in_.begin(prepared.sequence) + token) * in_.heads + prepared.head;
+  }
+
+  void run_wave(const std::vector<PreparedStream<Real>>& set) {
+    const auto count = static_cast<int64_t>(set.size());
+    const int64_t partials = partial_width(in_.writes, in_.reads, in_.slot_rule || in_.decay_per_write);
+    std::vector<std::unique_ptr<Scratch>> sums;
+    for (const auto& prepared : set) {
+      const int64_t size = groups_ * prepared.stream.tokens * partials;
+      sums.push_back(std::make_unique<Scratch>(static_cast<std::size_t>(size) * sizeof(Real)));
+    }
+    parallel_for(count * groups_, in_.threads, [&](int64_t task) {
+      const PreparedStream<Real>& prepared = set[task / groups_];
+      const int64_t group = task % groups_;
+      Real* partial = sums[task / groups_]->template as<Real>() + group * prepared.stream.tokens * partials;
+      run_group(prepared, slabs_ * group / groups_, slabs_ * (group + 1) / groups_, partial);
+    });
+    constexpr int64_t kTokensPerTask = 128;
+    const int64_t pieces = (in_.longest() + kTokensPerTask - 1) / kTokensPerTask;
+    parallel_for(count * pieces, in_.threads, [&](int64_t task) {
+      const PreparedStream<Real>& prepared = set[task / pieces];
+      const int64_t begin = task % pieces * kTokensPerTask;
+      const int64_t end = std::min(begin + kTokensPerTask, prepared.stream.tokens);
+      for (int64_t t = begin; t < end; ++t) add_groups(prepared, t, partials, sums[task / pieces]->template as<Real>());
+    });
+    if (grad_.initial_state) pass_untouched(set);
+  }
+
+  void run_group(const PreparedStream<Real>& prepared, int64_t first_slab, int64_t last_slab, Real* partial) {
+    const Stream<Real>& stream = prepared.stream;
+    const int64_t rows = prepared.row_count, S = width_;
+    Scratch table_memory(static_cast<std::size_t>(rows * 2 * S) * sizeof(Real));
+    Scratch saved_memory(static_cast<std::size_t>(prepared.saved_count * S) * sizeof(Real));
+    constexpr std::size_t kVectorBytes = 64;
+    Scratch lanes(kVectorBytes * static_cast<std::size_t>(std::max<int64_t>(2 * int64_t{in_.writes}, in_.reads)));
+    const int64_t tokens_at = cell(prepared, 0) * in_.channels;
+    const auto shifted = [&](auto* array) { return array ? array + tokens_at : nullptr; };
+    for (int64_t slab = first_slab; slab < last_slab; ++slab) {
+      BackwardSlab<Real> args = {};
+      args.first_channel = slab * S;
+      args.channels = std::min(S, in_.channels - args.first_channel);
+      args.table = table_memory.template as<Real>();
+      args.saved_rows = saved_memory.template as<Real>();
+      args.error = shifted(grad_.error);
+      args.grad_y = shifted(grad_.y);
+      args.grad_value = shifted(grad_.value);
+      args.partial = partial;
+      args.accumulate = slab > first_slab;
+      args.lanes = lanes.template as<Real>();
+      // The copied channels, then zeros up to the end of the row: padding and gradient.
+      RowCopy copy = {prepared.slot_of_row, rows, args.channels, 2 * S - args.channels, in_.channels, 2 * S};
+      const int64_t offset = state_offset(prepared, initial_.per_sequence) + args.first_channel;
+      if (!initial_.data) {
+        std::memset(args.table, 0, static_cast<std::size_t>(rows * 2 * S) * sizeof(Real));
+      } else {
+        kernels_.gather(copy, static_cast<const Real*>(initial_.data) + offset, args.table);
+      }
+      kernels_.replay[kind_](stream, args);
+      copy.cleared = 0;
+      if (grad_.final_state) {
+        const int64_t from = state_offset(prepared, true) + args.first_channel;
+        kernels_.gather(copy, grad_.final_state + from, args.table + S);
+      }
+      kernels_.backward[kind_](stream, args);
+      if (grad_.initial_state) {
+        const auto scatter = adds_to_initial(prepared) ? kernels_.scatter_add : kernels_.scatter;
+        scatter(copy, args.table + S, grad_.initial_state + offset);
+      }
+    }
+  }
+
+  // Adds the groups' sums for one token and turns them into the gradients of the caller's tensors.
+  void add_groups(const PreparedStream<Real>& prepared, int64_t t, int64_t partials, Real* sums) {
+    const Stream<Real>& stream = prepared.stream;
+    const int32_t W = in_.writes, R = in_.reads;
+    Real* sum = sums + t * partials;
+    for (int64_t group = 1; group < groups_; ++group) {
+      const Real* more = sum + group * stream.tokens * partials;
+      for (int64_t i = 0; i < partials; ++i) sum[i] += more[i];
+    }
+    const int64_t at = cell(prepared, t);
+    std::copy(sum + W, sum + W + R, grad_.read_weight + at * R);
+    const Real* by_factor = sum + W + R;
+    if (!in_.slot_rule) {
+      std::copy(sum, sum + W, grad_.write_weight + at * W);
+      const int32_t gates = in_.decay_per_write ? W : 1;
+      std::copy(by_factor, by_factor + gates, grad_.log_decay + at * gates);
+      grad_.beta[at] = sum[partials - 1];
+      return;
+    }
+    // push = beta k and factor = exp(g) (1 - push), with `sum` the gradient of push where it stands alone.
+    const Real beta = in_.beta[at];
+    Real grad_beta = 0, grad_decay = 0;
+    for (int32_t i = 0; i < W; ++i) {
+      const Real decay = std::exp(in_.log_decay[in_.decay_per_write ? at * W + i : at]);
+      const Real grad_push = sum[i] - decay * by_factor[i];
+      const Real grad_log = stream.factor[t * W + i] * by_factor[i];
+      grad_.write_weight[at * W + i] = beta * grad_push;
+      grad_beta += in_.write_weight[at * W + i] * grad_push;
+      grad_decay += grad_log;
+      if (in_.decay_per_write) grad_.log_decay[at * W + i] = grad_log;
+    }
+    grad_.beta[at] = grad_beta;
+    if (!in_.decay_per_write) grad_.log_decay[at] = grad_decay;
+  }
+
+  // Slots that no token touched hand the gradient of the final state on as it is.
+  void pass_untouched(const std::vector<PreparedStream<Real>>& set) {
+    constexpr int64_t kSlotsPerTask = 1024;
+    const int64_t tasks = (in_.slots + kSlotsPerTask - 1) / kSlotsPerTask, D = in_.channels;
+    parallel_for(static_cast<int64_t>(set.size()) * tasks, in_.threads, [&](int64_t task) {
+      const PreparedStream<Real>& prepared = set[task / tasks];
+      const bool add = adds_to_initial(prepared);
+      if (add && !grad_.final_state) return;
+      const int64_t begin = task % tasks * kSlotsPerTask, end = std::min(begin + kSlotsPerTask, in_.slots);
+      Real* to = grad_.initial_state + state_offset(prepared, initial_.per_sequence);
+      const Real* from = grad_.final_state ? grad_.final_state + state_offset(prepared, true) : nullptr;
+      for (int64_t n = begin; n < end; ++n) {
+        if (prepared.row_of_slot[n] >= 0) continue;
+        for (int64_t c = n * D; c < (n + 1) * D; ++c) to[c] = (add ? to[c] : 0) + (from ? from[c] : 0);
+      }
+    });
+  }
+
+  const SparseDeltaKernels<Real>& kernels_ = sparse_delta_kernels<Real>();
+  const SparseDeltaInputs<Real>& in_;
+  const InitialState initial_;
+  const InversionPlan plan_;
+  const SparseDeltaGradients<Real> grad_;
+  int kind_;
+  int64_t width_, slabs_, groups_;
+};
+
+}  // namespace
+
+template <class Real>
+void sparse_delta_backward(const SparseDeltaInputs<Real>& inputs, const InitialState& initial,
+                           const InversionPlan& plan, const SparseDeltaGradients<Real>& grad) {
+  Backward<Real>(inputs, initial, plan, grad).run();
+}
+
+template void sparse_delta_backward(const SparseDeltaInputs<float>&, const InitialState&, const InversionPlan&,
+                                    const SparseDeltaGradients<float>&);
+template void sparse_delta_backward(const SparseDeltaInputs<double>&, const InitialState&, const InversionPlan&,
+                                    const SparseDeltaGradients<double>&);
+
+}  // namespace sdm

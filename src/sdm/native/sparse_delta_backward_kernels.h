@@ -1,0 +1,199 @@
+// Inner loops of the backward of the sparse delta rule. Included by kernels.cpp only.
+//
+// Time runs in reverse over a table that holds, for every row, the memory and the gradient G of the loss with respect
+// to it. For the delta rule, with e = v - retrieved, u = beta e and dr the gradient of `retrieved`:
+//
+//     reads:   dq_j = <M_j, dy>                G_j += q_j dy
+//     du    =  sum_i k_i G_i                   dv = beta du = -dr         dbeta = <du, e>
+//     M_i  <-  the row before the write: its saved copy, or (M_i - k_i u) / exp(g)
+//     dk_i  =  <G_i, u> + exp(g) <M_i, dr>     dg_i = exp(g) <M_i, G_i + k_i dr>
+//     G_i  <-  exp(g) (G_i + k_i dr)
+//
+// The slot rule has no `retrieved`: dr = 0, and its callers make dk, dbeta and dg of <G_i, v> and <G_i, M_i>.
+#pragma once
+
+#include "sparse_delta_kernels.h"
+
+namespace sdm {
+namespace SDM_ISA {
+
+// u of token t: what the rows are pushed by.
+template <class Real, int S, bool Retrieves>
+SDM_INLINE Tile<Real, S> pushed(const Stream<Real>& stream, const BackwardSlab<Real>& slab, int64_t t, int64_t at) {
+  if constexpr (!Retrieves) return load_channels<Real, S>(stream.value + at, slab.channels);
+  Tile<Real, S> u = load_channels<Real, S>(slab.error + at, slab.channels);
+  const Vector<Real> beta = broadcast<Real>(stream.beta[t * stream.heads]);
+  for (auto& x : u.v) x *= beta;
+  return u;
+}
+
+template <class Real>
+SDM_INLINE const Real* choose(const Real* if_zero, const Real* if_one, int which) {
+  const auto zero = reinterpret_cast<uintptr_t>(if_zero), one = reinterpret_cast<uintptr_t>(if_one);
+  return reinterpret_cast<const Real*>(zero ^ ((zero ^ one) & (uintptr_t{0} - static_cast<uintptr_t>(which))));
+}
+
+// Runs the writes forward again, from the initial rows to the final ones, and copies the rows that the plan saves.
+template <class Real, int S, bool Retrieves, bool PerWrite>
+SDM_INLINE void replay_slab(const Stream<Real>& stream, const BackwardSlab<Real>& slab) {
+  using T = Tile<Real, S>;
+  constexpr int L = kLanes<Real>;
+  const int W = stream.writes;
+  Real* copy = slab.saved_rows;
+  for (int64_t t = 0; t < stream.tokens; ++t) {
+    const int32_t* write_row = stream.write_row + t * W;
+    using Rows = Ahead<Real, S * static_cast<int>(sizeof(Real))>;
+    const Rows next_writes = {slab.table, 2 * S, write_row + W, t + 1 < stream.tokens ? W : 0};
+    const uint8_t* saved = stream.saved + t * W;
+    const Real* push = stream.push + t * stream.push_stride;
+    const Real* factor = stream.factor + (PerWrite ? t * W : t);
+    const int64_t at = t * stream.heads * stream.channels + slab.first_channel;
+    const T u = pushed<Real, S, Retrieves>(stream, slab, t, at);
+    for (int i = 0; i < W; ++i) {
+      Real* row = slab.table + int64_t{write_row[i]} * (2 * S);
+      next_writes.fetch(i);
+      const Vector<Real> f = broadcast<Real>(factor[PerWrite ? i : 0]), k = broadcast<Real>(push[i]);
+      if (saved[i]) {
+        for (int v = 0; v < T::V; ++v) store(copy + v * L, load(row + v * L));
+        copy += S;
+      }
+      for (int v = 0; v < T::V; ++v) store(row + v * L, f * load(row + v * L) + k * u.v[v]);
+    }
+  }
+}
+
+template <class Real, int S, bool Retrieves, bool PerWrite>
+SDM_INLINE void backward_slab(const Stream<Real>& stream, const BackwardSlab<Real>& slab) {
+  using T = Tile<Real, S>;
+  constexpr int L = kLanes<Real>;
+  const int W = stream.writes, R = stream.reads;
+  const int64_t token_stride = stream.heads * stream.channels;
+  const int64_t partial_stride = partial_width(W, R, PerWrite);
+  Real* const table = slab.table;
+  Real* const lanes = slab.lanes;
+  Real* const factor_lanes = slab.lanes + int64_t{W} * L;
+  for (int64_t t = stream.tokens - 1; t >= 0; --t) {
+    const int32_t* write_row = stream.write_row + t * W;
+    const int32_t* read_row = stream.read_row + t * R;
+    using Rows = Ahead<Real, 2 * S * static_cast<int>(sizeof(Real))>;
+    const Rows writes = {table, 2 * S, write_row, W}, next_reads = {table, 2 * S, read_row - R, t > 0 ? R : 0};
+    const uint8_t* saved = stream.saved + t * W;
+    const Real* push = stream.push + t * stream.push_stride;
+    const Real* factor = stream.factor + (PerWrite ? t * W : t);
+    const Real* inverse = stream.inverse + (PerWrite ? t * W : t);
+    const Real* read_weight = stream.read_weight + t * stream.heads * R;
+    const int64_t at = t * token_stride + slab.first_channel;
+    Real* partial = slab.partial + t * partial_stride;
+
+    if (t > 0) {
+      prefetch_range<S * static_cast<int>(sizeof(Real))>(slab.grad_y + at - token_stride);
+      if constexpr (Retrieves) prefetch_range<S * static_cast<int>(sizeof(Real))>(slab.error + at - token_stride);
+    }
+    const T dy = load_channels<Real, S>(slab.grad_y + at, slab.channels);
+    for (int j = 0; j < R; ++j) {
+      Real* memory = table + int64_t{read_row[j]} * (2 * S);
+      Real* gradient = memory + S;
+      writes.fetch(j);
+      const Vector<Real> q = broadcast<Real>(read_weight[j]);
+      Vector<Real> dot = {};
+      for (int v = 0; v < T::V; ++v) {
+        dot += load(memory + v * L) * dy.v[v];
+        store(gradient + v * L, load(gradient + v * L) + q * dy.v[v]);
+      }
+      store(lanes + j * L, dot);
+    }
+    writes.fetch_from(R);
+    sum_each<Real>(lanes, R, slab.accumulate, partial + W);
+
+    const T u = pushed<Real, S, Retrieves>(stream, slab, t, at);
+    T du = {};
+    for (int i = 0; i < W; ++i) {
+      const Real* gradient = table + int64_t{write_row[i]} * (2 * S) + S;
+      const Vector<Real> k = broadcast<Real>(push[i]);
+      Vector<Real> dot = {};
+      for (int v = 0; v < T::V; ++v) {
+        const Vector<Real> g = load(gradient + v * L);
+        dot += g * u.v[v];
+        du.v[v] += k * g;
+      }
+      store(lanes + i * L, dot);
+    }
+
+    T dr = {};
+    Vector<Real> beta_lanes = {};
+    if constexpr (Retrieves) {
+      const Vector<Real> beta = broadcast<Real>(stream.beta[t * stream.heads]);
+      const T e = load_channels<Real, S>(slab.error + at, slab.channels);
+      for (int v = 0; v < T::V; ++v) {
+        beta_lanes += du.v[v] * e.v[v];
+        du.v[v] *= beta;
+        dr.v[v] = -du.v[v];
+      }
+    }
+    store_channels<Real, S>(slab.grad_value + at, du, slab.channels);
+
+    const Real* copy = slab.saved_rows + stream.saved_before[t] * S;
+    Vector<Real> decay_lanes = {};
+    for (int i = 0; i < W; ++i) {
+      Real* memory = table + int64_t{write_row[i]} * (2 * S);
+      Real* gradient = memory + S;
+      next_reads.fetch(i);
+      // Chosen by arithmetic: whether a row was saved is as good as random to the branch predictor.
+      const int keep = saved[i];
+      const Real* from = choose(memory, copy, keep);
+      copy += keep * S;
+      const Real inverted = inverse[PerWrite ? i : 0];
+      const Real scales[2] = {inverted, Real(1)}, undos[2] = {inverted, Real(0)};
+      const Vector<Real> grow = broadcast<Real>(scales[keep]), undo = broadcast<Real>(push[i] * undos[keep]);
+      const Vector<Real> f = broadcast<Real>(factor[PerWrite ? i : 0]), k = broadcast<Real>(push[i]);
+      Vector<Real> dot = {}, factor_dot = {};
+      for (int v = 0; v < T::V; ++v) {
+        const Vector<Real> before = grow * load(from + v * L) - undo * u.v[v];
+        Vector<Real> g = load(gradient + v * L);
+        if constexpr (Retrieves) {
+          dot += before * dr.v[v];
+          g += k * dr.v[v];
+        }
+        factor_dot += before * g;
+        store(memory + v * L, before);
+        store(gradient + v * L, f * g);
+      }
+      if constexpr (Retrieves) store(lanes + i * L, load(lanes + i * L) + f * dot);
+      if constexpr (!Retrieves) {
+        store(factor_lanes + i * L, factor_dot);
+      } else if constexpr (PerWrite) {
+        store(factor_lanes + i * L, f * factor_dot);
+      } else {
+        decay_lanes += factor_dot;
+      }
+    }
+    next_reads.fetch_from(W);
+    sum_each<Real>(lanes, W, slab.accumulate, partial);
+    if constexpr (PerWrite) {
+      sum_each<Real>(factor_lanes, W, slab.accumulate, partial + W + R);
+    } else {
+      const Real sum = factor[0] * horizontal_sum<Real>(decay_lanes);
+      partial[W + R] = slab.accumulate ? partial[W + R] + sum : sum;
+    }
+    const Real beta_sum = horizontal_sum<Real>(beta_lanes);
+    Real& beta_partial = partial[partial_stride - 1];
+    beta_partial = slab.accumulate ? beta_partial + beta_sum : beta_sum;
+  }
+}
+
+template <class Real, int S>
+void replay(const Stream<Real>& stream, const BackwardSlab<Real>& slab) {
+  if (!stream.retrieves) return replay_slab<Real, S, false, true>(stream, slab);
+  if (stream.factor_per_write) return replay_slab<Real, S, true, true>(stream, slab);
+  return replay_slab<Real, S, true, false>(stream, slab);
+}
+
+template <class Real, int S>
+void backward(const Stream<Real>& stream, const BackwardSlab<Real>& slab) {
+  if (!stream.retrieves) return backward_slab<Real, S, false, true>(stream, slab);
+  if (stream.factor_per_write) return backward_slab<Real, S, true, true>(stream, slab);
+  return backward_slab<Real, S, true, false>(stream, slab);
+}
+
+}  // namespace SDM_ISA
+}  // namespace sdm

@@ -1,0 +1,265 @@
+// Inner loops of the sparse delta rule: one slab of channels through the whole of time. Included by kernels.cpp only.
+// sparse_delta_rule.h has the letters and the recurrence.
+#pragma once
+
+#include "simd.h"
+#include "sparse_delta_rule.h"
+
+namespace sdm {
+namespace SDM_ISA {
+
+// ---- rows as they are stored: in the type of the computation, or as bfloat16 --------------------------------------
+
+SDM_INLINE Vector<float> load_row(const float* row) { return load(row); }
+SDM_INLINE Vector<double> load_row(const double* row) { return load(row); }
+SDM_INLINE void store_row(float* row, Vector<float> v) { store(row, v); }
+SDM_INLINE void store_row(double* row, Vector<double> v) { store(row, v); }
+
+typedef uint16_t HalfWords __attribute__((vector_size(SDM_VECTOR_BYTES / 2)));
+typedef uint32_t Words __attribute__((vector_size(SDM_VECTOR_BYTES)));
+
+SDM_INLINE Vector<float> load_row(const BFloat16* row) {
+  HalfWords halves;
+  std::memcpy(&halves, row, sizeof halves);
+  return reinterpret_cast<Vector<float>>(__builtin_convertvector(halves, Words) << 16);
+}
+
+SDM_INLINE void store_row(BFloat16* row, Vector<float> v) {
+  const Words bits = reinterpret_cast<Words>(v);
+  const Words nearest_even = (bits + 0x7fff + ((bits >> 16) & 1)) >> 16;
+  const Words not_a_number = reinterpret_cast<Words>(v != v);
+  const HalfWords halves =
+      __builtin_convertvector((nearest_even & ~not_a_number) | (not_a_number & 0x7fc0), HalfWords);
+  std::memcpy(row, &halves, sizeof halves);
+}
+
+SDM_INLINE float to_real(BFloat16 x) {
+  const uint32_t bits = static_cast<uint32_t>(x.bits) << 16;
+  float out;
+  std::memcpy(&out, &bits, sizeof out);
+  return out;
+}
+template <class Real>
+SDM_INLINE Real to_real(Real x) {
+  return x;
+}
+
+template <class Real>
+SDM_INLINE void assign(Real& to, Real x) {
+  to = x;
+}
+SDM_INLINE void assign(BFloat16& to, float x) {
+  uint32_t bits;
+  std::memcpy(&bits, &x, sizeof bits);
+  to.bits = static_cast<uint16_t>(x == x ? (bits + 0x7fff + ((bits >> 16) & 1)) >> 16 : 0x7fc0);
+}
+
+// ---- a tile: S channels in registers ------------------------------------------------------------------------------
+
+template <class Real, int S>
+struct Tile {
+  static constexpr int V = S / kLanes<Real>;
+  static_assert(V >= 1 && S % kLanes<Real> == 0, "a slab is a whole number of vectors");
+  Vector<Real> v[V];
+};
+
+// The last slab of a row may have fewer than S channels; the others of the tile are zero.
+template <class Real, int S>
+SDM_INLINE Tile<Real, S> load_channels(const Real* from, int64_t channels) {
+  Tile<Real, S> tile;
+  if (__builtin_expect(channels == S, 1)) {
+    for (int i = 0; i < tile.V; ++i) tile.v[i] = load(from + i * kLanes<Real>);
+  } else {
+    Real padded[S] = {};
+    for (int64_t c = 0; c < channels; ++c) padded[c] = from[c];
+    for (int i = 0; i < tile.V; ++i) tile.v[i] = load(padded + i * kLanes<Real>);
+  }
+  return tile;
+}
+
+template <class Real, int S>
+SDM_INLINE void store_channels(Real* to, const Tile<Real, S>& tile, int64_t channels) {
+  if (__builtin_expect(channels == S, 1)) {
+    for (int i = 0; i < tile.V; ++i) store(to + i * kLanes<Real>, tile.v[i]);
+  } else {
+    Real padded[S];
+    for (int i = 0; i < tile.V; ++i) store(padded + i * kLanes<Real>, tile.v[i]);
+    for (int64_t c = 0; c < channels; ++c) to[c] = padded[c];
+  }
+}
+
+// Rows that are visited soon. L3 is far away, so each loop over rows asks for the rows of the loop after it, one
+// request per row of its own: a burst of requests would fill the miss buffers and stall.
+template <class Stored, int Bytes>
+struct Ahead {
+  const Stored* table;
+  int64_t stride;
+  const int32_t* rows;
+  int count;
+
+  SDM_INLINE void fetch(int i) const {
+    if (i < count) prefetch_range<Bytes>(table + rows[i] * stride);
+  }
+  SDM_INLINE void fetch_from(int i) const {
+    for (; i < count; ++i) prefetch_range<Bytes>(table + rows[i] * stride);
+  }
+};
+
+// sum_i weight_i * scale_i * row_i. Several rows are summed side by side where one row alone would leave the
+// multipliers waiting for each other.
+template <class Real, class Stored, int S, class Next>
+SDM_INLINE Tile<Real, S> weighted_rows(const Stored* table, int64_t stride, const int32_t* rows, const Real* weight,
+                                       const Real* scale, int count, const Next& next) {
+  using T = Tile<Real, S>;
+  constexpr int kSideBySide = T::V >= 8 ? 1 : 8 / T::V;
+  Tile<Real, S> sum[kSideBySide] = {};
+  int i = 0;
+  for (; i + kSideBySide <= count; i += kSideBySide) {
+    for (int n = 0; n < kSideBySide; ++n) {
+      const Stored* row = table + rows[i + n] * stride;
+      next.fetch(i + n);
+      const Vector<Real> w = broadcast<Real>(scale ? weight[i + n] * scale[i + n] : weight[i + n]);
+      for (int v = 0; v < T::V; ++v) sum[n].v[v] += w * load_row(row + v * kLanes<Real>);
+    }
+  }
+  for (; i < count; ++i) {
+    const Stored* row = table + rows[i] * stride;
+    next.fetch(i);
+    const Vector<Real> w = broadcast<Real>(scale ? weight[i] * scale[i] : weight[i]);
+    for (int v = 0; v < T::V; ++v) sum[0].v[v] += w * load_row(row + v * kLanes<Real>);
+  }
+  next.fetch_from(count);
+  for (int half = kSideBySide / 2; half > 0; half /= 2) {
+    for (int n = 0; n < half; ++n) {
+      for (int v = 0; v < T::V; ++v) sum[n].v[v] += sum[n + half].v[v];
+    }
+  }
+  return sum[0];
+}
+
+// ---- forward ------------------------------------------------------------------------------------------------------
+
+template <class Real, class Stored, int S, bool Retrieves, bool PerWrite>
+SDM_INLINE void forward_slab(const Stream<Real>& stream, const ForwardSlab<Real>& slab) {
+  using T = Tile<Real, S>;
+  constexpr int L = kLanes<Real>;
+  const int W = stream.writes, R = stream.reads;
+  const int64_t token_stride = stream.heads * stream.channels;
+  const int64_t stride = slab.row_stride;
+  Stored* const table = static_cast<Stored*>(slab.table);
+  for (int64_t t = 0; t < stream.tokens; ++t) {
+    const int32_t* write_row = stream.write_row + t * W;
+    const int32_t* read_row = stream.read_row + t * R;
+    const Real* push = stream.push + t * stream.push_stride;
+    const Real* factor = stream.factor + (PerWrite ? t * W : t);
+    const Real* read_weight = stream.read_weight + t * stream.heads * R;
+    const int64_t at = t * token_stride + slab.first_channel;
+    using Rows = Ahead<Stored, S * static_cast<int>(sizeof(Stored))>;
+    const Rows none = {table, stride, nullptr, 0}, reads = {table, stride, read_row, R};
+    const Rows next_writes = {table, stride, write_row + W, t + 1 < stream.tokens ? W : 0};
+
+    if (t + 1 < stream.tokens) prefetch_range<S * static_cast<int>(sizeof(Real))>(stream.value + at + token_stride);
+    T u = load_channels<Real, S>(stream.value + at, slab.channels);
+    if constexpr (Retrieves) {
+      const T retrieved =
+          weighted_rows<Real, Stored, S>(table, stride, write_row, push, PerWrite ? factor : nullptr, W, none);
+      const Vector<Real> scale = broadcast<Real>(PerWrite ? Real(1) : factor[0]);
+      const Vector<Real> beta = broadcast<Real>(stream.beta[t * stream.heads]);
+      for (int v = 0; v < T::V; ++v) u.v[v] -= scale * retrieved.v[v];
+      if (slab.error) store_channels<Real, S>(slab.error + at, u, slab.channels);
+      for (int v = 0; v < T::V; ++v) u.v[v] *= beta;
+    }
+    for (int i = 0; i < W; ++i) {
+      Stored* row = table + write_row[i] * stride;
+      reads.fetch(i);
+      const Vector<Real> f = broadcast<Real>(factor[PerWrite ? i : 0]), k = broadcast<Real>(push[i]);
+      for (int v = 0; v < T::V; ++v) store_row(row + v * L, f * load_row(row + v * L) + k * u.v[v]);
+    }
+    reads.fetch_from(W);
+    const T y = weighted_rows<Real, Stored, S>(table, stride, read_row, read_weight, nullptr, R, next_writes);
+    store_channels<Real, S>(slab.y + at, y, slab.channels);
+  }
+}
+
+template <class Real, class Stored, int S>
+void forward(const Stream<Real>& stream, const ForwardSlab<Real>& slab) {
+  if (!stream.retrieves) return forward_slab<Real, Stored, S, false, true>(stream, slab);
+  if (stream.factor_per_write) return forward_slab<Real, Stored, S, true, true>(stream, slab);
+  return forward_slab<Real, Stored, S, true, false>(stream, slab);
+}
+
+// Any number of channels below kSmallestSlab, in place.
+template <class Real, class Stored>
+void forward_rest(const Stream<Real>& stream, const ForwardSlab<Real>& slab) {
+  const int W = stream.writes, R = stream.reads, C = static_cast<int>(slab.channels);
+  Stored* const table = static_cast<Stored*>(slab.table);
+  for (int64_t t = 0; t < stream.tokens; ++t) {
+    const int32_t* write_row = stream.write_row + t * W;
+    const int32_t* read_row = stream.read_row + t * R;
+    const Real* push = stream.push + t * stream.push_stride;
+    const Real* factor = stream.factor + (stream.factor_per_write ? t * W : t);
+    const Real* read_weight = stream.read_weight + t * stream.heads * R;
+    const int step = stream.factor_per_write ? 1 : 0;
+    const int64_t at = t * stream.heads * stream.channels + slab.first_channel;
+    Real u[kSmallestSlab], sum[kSmallestSlab] = {};
+    for (int c = 0; c < C; ++c) u[c] = stream.value[at + c];
+    if (stream.retrieves) {
+      for (int i = 0; i < W; ++i) {
+        const Stored* row = table + write_row[i] * slab.row_stride;
+        for (int c = 0; c < C; ++c) sum[c] += push[i] * factor[i * step] * to_real(row[c]);
+      }
+      for (int c = 0; c < C; ++c) {
+        u[c] -= sum[c];
+        if (slab.error) slab.error[at + c] = u[c];
+        u[c] *= stream.beta[t * stream.heads];
+        sum[c] = 0;
+      }
+    }
+    for (int i = 0; i < W; ++i) {
+      Stored* row = table + write_row[i] * slab.row_stride;
+      for (int c = 0; c < C; ++c) assign(row[c], factor[i * step] * to_real(row[c]) + push[i] * u[c]);
+    }
+    for (int j = 0; j < R; ++j) {
+      const Stored* row = table + read_row[j] * slab.row_stride;
+      for (int c = 0; c < C; ++c) sum[c] += read_weight[j] * to_real(row[c]);
+    }
+    for (int c = 0; c < C; ++c) slab.y[at + c] = sum[c];
+  }
+}
+
+// ---- copies -------------------------------------------------------------------------------------------------------
+
+constexpr int kCopyAhead = 16;
+
+template <class Real, class Stored>
+void gather(const RowCopy& copy, const Stored* state, Real* table) {
+  constexpr int L = kLanes<Real>;
+  for (int64_t r = 0; r < copy.count; ++r) {
+    const int64_t ahead = r + kCopyAhead < copy.count ? r + kCopyAhead : r;
+    const Stored* from = state + copy.rows[r] * copy.state_stride;
+    const char* next = reinterpret_cast<const char*>(state + copy.rows[ahead] * copy.state_stride);
+    for (int64_t b = 0; b < copy.channels * static_cast<int64_t>(sizeof(Stored)); b += 64) {
+      __builtin_prefetch(next + b, 0, 0);
+    }
+    Real* to = table + r * copy.table_stride;
+    int64_t c = 0;
+    for (; c + L <= copy.channels; c += L) store(to + c, load_row(from + c));
+    for (; c < copy.channels; ++c) to[c] = to_real(from[c]);
+    for (; c < copy.channels + copy.cleared; ++c) to[c] = 0;
+  }
+}
+
+template <class Real, class Stored, bool Add>
+void scatter(const RowCopy& copy, const Real* table, Stored* state) {
+  constexpr int L = kLanes<Real>;
+  for (int64_t r = 0; r < copy.count; ++r) {
+    Stored* to = state + copy.rows[r] * copy.state_stride;
+    const Real* from = table + r * copy.table_stride;
+    int64_t c = 0;
+    for (; c + L <= copy.channels; c += L) store_row(to + c, Add ? load_row(to + c) + load(from + c) : load(from + c));
+    for (; c < copy.channels; ++c) assign(to[c], Add ? to_real(to[c]) + from[c] : from[c]);
+  }
+}
+
+}  // namespace SDM_ISA
+}  // namespace sdm

@@ -1,0 +1,140 @@
+// The sparse delta rule on CPUs: what the inner loops (sparse_delta_kernels.h), their callers and Python share.
+//
+// Letters: H heads, N slots, D value channels, W writes and R reads per token, S channels of one slab.
+//
+// Every value channel runs its own recurrence, so the work of one sequence and head (a "stream") is cut into slabs of
+// S channels. The touched slots of a stream are numbered 0, 1, ... in slot order ("rows"), and a slab keeps its part of
+// those rows in one contiguous table that stays in the cache while time runs.
+//
+// Both update rules are one affine step per row:  M[i] <- factor_i M[i] + push_i u
+//     delta:  factor = exp(g),                push = k,         u = beta (v - sum_i k_i exp(g) M[i])
+//     slot:   factor = exp(g)(1 - beta k),    push = beta k,    u = v
+#pragma once
+
+#include <cstdint>
+
+namespace sdm {
+
+struct BFloat16 {
+  uint16_t bits;
+};
+
+// The tokens of one stream, as the inner loops see them. Per-token arrays of the caller are strided over the heads.
+template <class Real>
+struct Stream {
+  int64_t tokens;
+  int64_t heads;
+  int64_t channels;  // D
+  int32_t writes;
+  int32_t reads;
+  bool retrieves;         // the delta rule; the slot rule does not look at the memory before it writes
+  bool factor_per_write;  // factor is [tokens, W]; else [tokens]
+  const int32_t* write_row;   // [tokens, W]
+  const int32_t* read_row;    // [tokens, R]
+  const Real* factor;         // [tokens] or [tokens, W]
+  const Real* inverse;        // 1 / factor, same shape; backward only
+  const Real* push;           // [tokens, W], token t at push + t * push_stride
+  int64_t push_stride;
+  const Real* read_weight;    // token t at read_weight + t * heads * R
+  const Real* beta;           // token t at beta + t * heads
+  const Real* value;          // token t at value + t * heads * D; y, error and their gradients alike
+  const uint8_t* saved;       // [tokens, W] 1 where backward restores the row from its copy
+  const int64_t* saved_before;  // [tokens + 1] how many rows are saved before token t
+};
+
+// Forward over one slab. Row r of the table starts at table + r * row_stride.
+template <class Real>
+struct ForwardSlab {
+  int64_t first_channel;
+  int64_t channels;  // at most S; a table of its own is padded to S
+  int64_t row_stride;
+  void* table;
+  Real* y;      // all channels, like value
+  Real* error;  // v - retrieved, like value; null: not wanted
+};
+
+// Backward over one slab. Row r holds S channels of the memory, then S channels of its gradient.
+template <class Real>
+struct BackwardSlab {
+  int64_t first_channel;
+  int64_t channels;
+  Real* table;       // [rows, 2, S]
+  Real* saved_rows;  // [saved, S]
+  const Real* error;
+  const Real* grad_y;
+  Real* grad_value;
+  // Sums over the channels of the slab, [tokens, W + R + (factor_per_write ? W : 1) + 1]: for push, read weight, log of
+  // the factor, beta. For the slot rule: <G, u>, read weight, <G, M>, unused.
+  Real* partial;
+  bool accumulate;  // add to `partial` instead of setting it
+  Real* lanes;      // room for 2 * max(W, R) vectors
+};
+
+inline int64_t partial_width(int64_t writes, int64_t reads, bool factor_per_write) {
+  return writes + reads + (factor_per_write ? writes : 1) + 1;
+}
+
+constexpr int kSlabWidths[] = {64, 32, 16};
+constexpr int kSlabKinds = 3;
+// Channels left over by the slabs of an in-place table go through a slower loop of any width below this.
+constexpr int kSmallestSlab = 16;
+
+// Copies between the caller's states and a slab's table; `rows[r]` is the slot of row r.
+struct RowCopy {
+  const int32_t* rows;
+  int64_t count;
+  int64_t channels;      // copied per row
+  int64_t cleared;       // set to zero in the table behind them (gather only)
+  int64_t state_stride;  // elements between slots
+  int64_t table_stride;  // elements between rows
+};
+
+template <class Real>
+struct SparseDeltaKernels {
+  void (*forward[kSlabKinds])(const Stream<Real>&, const ForwardSlab<Real>&);
+  void (*forward_rest)(const Stream<Real>&, const ForwardSlab<Real>&);
+  void (*forward_bf16[kSlabKinds])(const Stream<Real>&, const ForwardSlab<Real>&);
+  void (*forward_bf16_rest)(const Stream<Real>&, const ForwardSlab<Real>&);
+  void (*replay[kSlabKinds])(const Stream<Real>&, const BackwardSlab<Real>&);
+  void (*backward[kSlabKinds])(const Stream<Real>&, const BackwardSlab<Real>&);
+  void (*gather)(const RowCopy&, const Real* state, Real* table);
+  void (*gather_bf16)(const RowCopy&, const BFloat16* state, Real* table);
+  void (*scatter)(const RowCopy&, const Real* table, Real* state);
+  void (*scatter_add)(const RowCopy&, const Real* table, Real* state);
+  void (*scatter_bf16)(const RowCopy&, const Real* table, BFloat16* state);
+};
+
+// The state that a pass starts from.
+struct InitialState {
+  const void* data;   // [H, N, D] or [sequences, H, N, D]; null: zeros
+  bool bf16;          // else the type of the computation
+  bool per_sequence;  // else shared by all sequences
+};
+
+template <class Real>
+struct SparseDeltaInputs;
+
+// final_state may be null, or the memory of a per-sequence initial state: then it is updated in place.
+template <class Real>
+void sparse_delta_forward(const SparseDeltaInputs<Real>& inputs, const InitialState& initial, Real* y, Real* error,
+                          void* final_state, bool final_bf16);
+
+template <class Real>
+struct SparseDeltaGradients {
+  const Real* error;        // of the forward pass; unused by the slot rule
+  const Real* y;            // incoming
+  const Real* final_state;  // incoming; null: zeros
+  Real *write_weight, *value, *beta, *log_decay, *read_weight;
+  Real* initial_state;  // shaped like the initial state; null: not wanted
+};
+
+struct InversionPlan;
+
+template <class Real>
+void sparse_delta_backward(const SparseDeltaInputs<Real>& inputs, const InitialState& initial,
+                           const InversionPlan& plan, const SparseDeltaGradients<Real>& grad);
+
+// How a pass over tables of up to `rows` rows is cut: the index into kSlabWidths. Depends on sizes alone.
+int slab_kind(int64_t rows, int64_t channels, int64_t bytes_per_row_and_channel);
+
+}  // namespace sdm

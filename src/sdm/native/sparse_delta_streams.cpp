@@ -1,0 +1,299 @@
+#include "sparse_delta_streams.h"
+
+#include <algorithm>
+#include <cmath>
+#include <cstring>
+#include <limits>
+#include <mutex>
+#include <stdexcept>
+#include <string>
+
+#include "parallel.h"
+
+namespace sdm {
+namespace {
+
+constexpr int64_t kTokensPerTask = 256;
+
+// The first offence in token order, whichever thread finds it.
+class FirstError {
+ public:
+  void report(int64_t position, bool is_index, std::string message) {
+    std::lock_guard<std::mutex> lock(mutex_);
+    if (position >= position_) return;
+    position_ = position;
+    is_index_ = is_index;
+    message_ = std::move(message);
+  }
+  void rethrow() const {
+    if (position_ == std::numeric_limits<int64_t>::max()) return;
+    if (is_index_) throw std::out_of_range(message_);
+    throw std::invalid_argument(message_);
+  }
+
+ private:
+  std::mutex mutex_;
+  int64_t position_ = std::numeric_limits<int64_t>::max();
+  bool is_index_ = false;
+  std::string message_;
+};
+
+std::string where(int64_t token, int64_t head) {
+  return " (token " + std::to_string(token) + ", head " + std::to_string(head) + ")";
+}
+
+// Copies `count` indices to int32. False if one is outside [0, slots), named in `bad`; `ascending` tells whether
+// they increase strictly.
+template <class Index>
+bool narrow(const Index* from, int32_t count, int64_t slots, int32_t* to, bool* ascending, int64_t* bad) {
+  using Unsigned = std::make_unsigned_t<Index>;
+  const Unsigned limit = static_cast<Unsigned>(slots);
+  bool inside = true, sorted = true;
+  for (int32_t i = 0; i < count; ++i) {
+    inside &= static_cast<Unsigned>(from[i]) < limit;
+    to[i] = static_cast<int32_t>(from[i]);
+  }
+  for (int32_t i = 1; i < count; ++i) sorted &= to[i - 1] < to[i];
+  *ascending = sorted;
+  if (inside) return true;
+  *bad = *std::find_if(from, from + count, [&](Index x) { return static_cast<Unsigned>(x) >= limit; });
+  return false;
+}
+
+// A slot that occurs twice, or -1.
+int64_t repeated_slot(const int32_t* slots, int32_t count) {
+  std::vector<int32_t> sorted(slots, slots + count);
+  std::sort(sorted.begin(), sorted.end());
+  const auto twice = std::adjacent_find(sorted.begin(), sorted.end());
+  return twice == sorted.end() ? -1 : *twice;
+}
+
+template <class T, class Real>
+T* allocate(PreparedStream<Real>& prepared, int64_t count) {
+  prepared.memory.push_back(std::make_unique<Scratch>(static_cast<std::size_t>(count) * sizeof(T)));
+  return prepared.memory.back()->template as<T>();
+}
+
+// Everything that one pass over the tokens of a stream fills in. touched: [N] bytes, or null.
+template <class Real>
+struct Filled {
+  int32_t* write_row;
+  int32_t* read_row;
+  Real* factor;
+  Real* inverse;
+  Real* push;
+  uint8_t* touched;
+};
+
+void mark(uint8_t* touched, const int32_t* slots, int32_t count) {
+  // Several threads may mark one slot.
+  for (int32_t i = 0; i < count; ++i) __atomic_store_n(touched + slots[i], uint8_t{1}, __ATOMIC_RELAXED);
+}
+
+template <class Real, class Index>
+void fill(const SparseDeltaInputs<Real>& in, const PreparedStream<Real>& prepared, const Filled<Real>& out,
+          int64_t first, int64_t last, FirstError& error) {
+  const int32_t W = in.writes, R = in.reads;
+  const int64_t start = in.begin(prepared.sequence);
+  for (int64_t t = first; t < last; ++t) {
+    const int64_t cell = (start + t) * in.heads + prepared.head;
+    int32_t* write_row = out.write_row + t * W;
+    int32_t* read_row = out.read_row + t * R;
+    bool ascending;
+    int64_t bad;
+    const auto outside = [&](const char* name) {
+      return std::string(name) + " must lie in [0, num_slots) = [0, " + std::to_string(in.slots) + "), got " +
+             std::to_string(bad) + where(start + t, prepared.head);
+    };
+    if (!narrow(static_cast<const Index*>(in.write_index) + cell * W, W, in.slots, write_row, &ascending, &bad)) {
+      return error.report(cell, true, outside("write_index"));
+    }
+    if (!ascending && (bad = repeated_slot(write_row, W)) >= 0) {
+      return error.report(cell, false,
+                          "write_index names slot " + std::to_string(bad) +
+                              " more than once within a token; the slots of a token must be distinct (add up the "
+                              "weights of repeated slots first)" +
+                              where(start + t, prepared.head));
+    }
+    if (!narrow(static_cast<const Index*>(in.read_index) + cell * R, R, in.slots, read_row, &ascending, &bad)) {
+      return error.report(cell, true, outside("read_index"));
+    }
+    if (out.touched) {
+      mark(out.touched, write_row, W);
+      mark(out.touched, read_row, R);
+    }
+    const int32_t gates = in.decay_per_write ? W : 1;
+    const Real* log_decay = in.log_decay + cell * gates;
+    for (int32_t i = 0; i < gates; ++i) {
+      if (!(log_decay[i] <= 0)) {
+        return error.report(cell, false, "log_decay must be at most 0 (a decay factor of at most 1), got " +
+                                             std::to_string(log_decay[i]) + where(start + t, prepared.head));
+      }
+    }
+    if (in.slot_rule) {
+      const Real beta = in.beta[cell];
+      for (int32_t i = 0; i < W; ++i) {
+        const Real push = beta * in.write_weight[cell * W + i];
+        out.push[t * W + i] = push;
+        out.factor[t * W + i] = std::exp(log_decay[in.decay_per_write ? i : 0]) * (1 - push);
+      }
+    } else {
+      for (int32_t i = 0; i < gates; ++i) out.factor[t * gates + i] = std::exp(log_decay[i]);
+    }
+    if (out.inverse) {
+      const int32_t factors = in.slot_rule ? W : gates;
+      for (int32_t i = 0; i < factors; ++i) out.inverse[t * factors + i] = 1 / out.factor[t * factors + i];
+    }
+  }
+}
+
+// Numbers the touched slots in slot order.
+template <class Real>
+void number_rows(PreparedStream<Real>& prepared, const uint8_t* touched, int64_t slots) {
+  int32_t next = 0;
+  for (int64_t slot = 0; slot < slots; ++slot) {
+    prepared.slot_of_row[next] = static_cast<int32_t>(slot);
+    prepared.row_of_slot[slot] = touched[slot] ? next : -1;
+    next += touched[slot];
+  }
+  prepared.row_count = next;
+}
+
+void translate(int32_t* rows, int64_t count, const int32_t* row_of_slot) {
+  for (int64_t i = 0; i < count; ++i) rows[i] = row_of_slot[rows[i]];
+}
+
+template <class Real>
+void plan_inversions(PreparedStream<Real>& prepared, const InversionPlan& plan) {
+  const Stream<Real>& stream = prepared.stream;
+  const int32_t W = stream.writes;
+  auto* saved = allocate<uint8_t>(prepared, stream.tokens * W);
+  auto* saved_before = allocate<int64_t>(prepared, stream.tokens + 1);
+  struct Risk {
+    float amplification;  // log of it, since the last copy
+    int32_t inversions;
+  };
+  Scratch risks(static_cast<std::size_t>(prepared.row_count) * sizeof(Risk));
+  Risk* risk = risks.as<Risk>();
+  std::fill(risk, risk + prepared.row_count, Risk{0, 0});
+  const float threshold = static_cast<float>(plan.threshold);
+  int64_t count = 0;
+  for (int64_t t = 0; t < stream.tokens; ++t) {
+    saved_before[t] = count;
+    float cost = 0;
+    if (!stream.factor_per_write) cost = -static_cast<float>(std::log(std::abs(stream.factor[t])));
+    for (int32_t i = 0; i < W; ++i) {
+      if (stream.factor_per_write) {
+        cost = -static_cast<float>(std::log(std::abs(stream.factor[t * W + i])));
+      }
+      Risk& row = risk[stream.write_row[t * W + i]];
+      const float total = row.amplification + cost;
+      const bool save = total > threshold || row.inversions >= plan.max_inversions;
+      row.amplification = save ? 0 : total;
+      row.inversions = save ? 0 : row.inversions + 1;
+      saved[t * W + i] = save;
+      count += save;
+    }
+  }
+  saved_before[stream.tokens] = count;
+  prepared.saved_count = count;
+  prepared.stream.saved = saved;
+  prepared.stream.saved_before = saved_before;
+}
+
+}  // namespace
+
+template <class Real>
+int64_t SparseDeltaInputs<Real>::longest() const {
+  int64_t most = 0;
+  for (int64_t s = 0; s < sequences; ++s) most = std::max(most, length(s));
+  return most;
+}
+
+template <class Real>
+int64_t SparseDeltaInputs<Real>::most_rows() const {
+  const int64_t visits = longest() * (int64_t{writes} + reads);
+  return std::min(slots, visits);
+}
+
+template <class Real>
+std::vector<PreparedStream<Real>> prepare(const SparseDeltaInputs<Real>& in, int64_t first, int64_t count, Rows rows,
+                                          const InversionPlan* plan) {
+  const int32_t W = in.writes, R = in.reads;
+  const bool compact = rows == Rows::kCompact;
+  std::vector<PreparedStream<Real>> set(count);
+  std::vector<Filled<Real>> filled(count);
+  struct Piece {
+    int64_t stream, first, last;
+  };
+  std::vector<Piece> pieces;
+  for (int64_t n = 0; n < count; ++n) {
+    PreparedStream<Real>& prepared = set[n];
+    prepared.sequence = (first + n) / in.heads;
+    prepared.head = (first + n) % in.heads;
+    const int64_t tokens = in.length(prepared.sequence);
+    const int64_t cell = in.begin(prepared.sequence) * in.heads + prepared.head;
+    const bool per_write = in.slot_rule || in.decay_per_write;
+    const int64_t factors = tokens * (per_write ? W : 1);
+    Filled<Real>& out = filled[n];
+    out.write_row = allocate<int32_t>(prepared, tokens * W);
+    out.read_row = allocate<int32_t>(prepared, tokens * R);
+    out.factor = allocate<Real>(prepared, factors);
+    out.inverse = plan ? allocate<Real>(prepared, factors) : nullptr;
+    out.push = in.slot_rule ? allocate<Real>(prepared, tokens * W) : nullptr;
+    out.touched = compact ? allocate<uint8_t>(prepared, in.slots) : nullptr;
+    if (compact) {
+      prepared.slot_of_row = allocate<int32_t>(prepared, in.slots + 1);
+      prepared.row_of_slot = allocate<int32_t>(prepared, in.slots);
+      std::memset(out.touched, 0, static_cast<std::size_t>(in.slots));
+    }
+    Stream<Real>& stream = prepared.stream;
+    stream = {};
+    stream.tokens = tokens;
+    stream.heads = in.heads;
+    stream.channels = in.channels;
+    stream.writes = W;
+    stream.reads = R;
+    stream.retrieves = !in.slot_rule;
+    stream.factor_per_write = per_write;
+    stream.write_row = out.write_row;
+    stream.read_row = out.read_row;
+    stream.factor = out.factor;
+    stream.inverse = out.inverse;
+    stream.push = in.slot_rule ? out.push : in.write_weight + cell * W;
+    stream.push_stride = in.slot_rule ? W : in.heads * W;
+    stream.read_weight = in.read_weight + cell * R;
+    stream.beta = in.beta + cell;
+    stream.value = in.value + cell * in.channels;
+    for (int64_t t = 0; t < tokens; t += kTokensPerTask) pieces.push_back({n, t, std::min(t + kTokensPerTask, tokens)});
+  }
+  FirstError error;
+  const auto pieces_count = static_cast<int64_t>(pieces.size());
+  parallel_for(pieces_count, in.threads, [&](int64_t p) {
+    const Piece& piece = pieces[p];
+    const auto run = in.wide_index ? &fill<Real, int64_t> : &fill<Real, int32_t>;
+    run(in, set[piece.stream], filled[piece.stream], piece.first, piece.last, error);
+  });
+  error.rethrow();
+  if (!compact) return set;
+  parallel_for(count, in.threads, [&](int64_t n) { number_rows(set[n], filled[n].touched, in.slots); });
+  parallel_for(pieces_count, in.threads, [&](int64_t p) {
+    const Piece& piece = pieces[p];
+    const int64_t tokens = piece.last - piece.first;
+    translate(filled[piece.stream].write_row + piece.first * W, tokens * W, set[piece.stream].row_of_slot);
+    translate(filled[piece.stream].read_row + piece.first * R, tokens * R, set[piece.stream].row_of_slot);
+  });
+  if (plan) {
+    parallel_for(count, in.threads, [&](int64_t n) { plan_inversions(set[n], *plan); });
+  }
+  return set;
+}
+
+template struct SparseDeltaInputs<float>;
+template struct SparseDeltaInputs<double>;
+template std::vector<PreparedStream<float>> prepare(const SparseDeltaInputs<float>&, int64_t, int64_t, Rows,
+                                                    const InversionPlan*);
+template std::vector<PreparedStream<double>> prepare(const SparseDeltaInputs<double>&, int64_t, int64_t, Rows,
+                                                     const InversionPlan*);
+
+}  // namespace sdm

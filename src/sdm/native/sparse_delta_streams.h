@@ -1,0 +1,80 @@
+// From the caller's tensors to streams: checked, renumbered, planned.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <vector>
+
+#include "memory.h"
+#include "sparse_delta_rule.h"
+
+namespace sdm {
+
+// The caller's tensors. Token arrays are [total tokens, H, ...]; sequence s owns the tokens [begin(s), end(s)).
+template <class Real>
+struct SparseDeltaInputs {
+  int threads;
+  int64_t sequences, tokens, heads, slots, channels;  // tokens: of each sequence, unless cu_seqlens says otherwise
+  int32_t writes, reads;
+  bool wide_index;       // indices are int64, else int32
+  bool decay_per_write;  // log_decay is [.., H, W], else [.., H]
+  bool slot_rule;
+  const int64_t* cu_seqlens;  // [sequences + 1], or null
+  const void* write_index;    // [.., H, W]
+  const void* read_index;     // [.., H, R]
+  const Real* write_weight;   // [.., H, W]
+  const Real* value;          // [.., H, D]
+  const Real* beta;           // [.., H]
+  const Real* log_decay;
+  const Real* read_weight;  // [.., H, R]
+
+  int64_t begin(int64_t sequence) const { return cu_seqlens ? cu_seqlens[sequence] : sequence * tokens; }
+  int64_t length(int64_t sequence) const {
+    return cu_seqlens ? cu_seqlens[sequence + 1] - cu_seqlens[sequence] : tokens;
+  }
+  int64_t streams() const { return sequences * heads; }
+  int64_t longest() const;
+  // No stream touches more slots than this.
+  int64_t most_rows() const;
+};
+
+// Which old rows backward copies instead of recovering them by inverting the write. Inverting amplifies the rounding
+// of a row by 1 / |factor|, so a slot's row is copied when the product of these since its last copy would pass
+// exp(threshold), or after max_inversions inversions. threshold < 0 copies every row; infinity, with a huge
+// max_inversions, copies none.
+struct InversionPlan {
+  double threshold;
+  int64_t max_inversions;
+};
+
+enum class Rows {
+  kSlots,     // rows are the slots themselves: for tables updated in place
+  kCompact,   // rows are the touched slots in slot order
+};
+
+// One sequence and head, with the arrays that its Stream points into.
+template <class Real>
+struct PreparedStream {
+  int64_t sequence, head;
+  Stream<Real> stream;
+  int64_t row_count = 0;
+  int64_t saved_count = 0;
+  int32_t* slot_of_row = nullptr;  // [row_count]
+  int32_t* row_of_slot = nullptr;  // [N], -1 where untouched
+  std::vector<std::unique_ptr<Scratch>> memory;
+};
+
+// Prepares the streams [first, first + count). Throws std::out_of_range for an index outside [0, N) and
+// std::invalid_argument for a slot that a token writes twice and for a log_decay above 0 or NaN.
+// plan: null for the forward pass.
+template <class Real>
+std::vector<PreparedStream<Real>> prepare(const SparseDeltaInputs<Real>& inputs, int64_t first, int64_t count,
+                                          Rows rows, const InversionPlan* plan);
+
+// How many streams to prepare at once: enough for all threads, few enough that preparing needs little memory.
+inline int64_t streams_at_once(int64_t streams, int64_t tasks_per_stream, int threads) {
+  const int64_t wanted = 4 * int64_t{threads} / (tasks_per_stream > 0 ? tasks_per_stream : 1);
+  return wanted < 1 ? 1 : wanted < streams ? wanted : streams;
+}
+
+}  // namespace sdm
