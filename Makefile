@@ -22,7 +22,7 @@ $(VENV)/torch: constraints.txt
 
 $(VENV)/installed: $(VENV)/torch pyproject.toml $(NATIVE)
 	$(PIP) scikit-build-core cmake ninja
-	PATH="$(CURDIR)/$(BIN):$$PATH" $(PIP) --no-build-isolation --editable '.[dev]'
+	PATH="$(CURDIR)/$(BIN):$$PATH" $(PIP) --no-build-isolation --editable '.[dev,text,zstd,parquet]'
 	@touch $@
 
 test: setup ## run the tests

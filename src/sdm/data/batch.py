@@ -21,8 +21,8 @@ IGNORED = -100
 class Batch:
     """Tokens and what to predict at each of them.
 
-    Labels are already shifted: labels[b,t] is the token to predict after input_ids[b,t], also at the end of a row, where
-    the next token is known and only the row is not long enough to hold it.
+    Labels are already shifted: labels[b,t] is the token to predict after input_ids[b,t], also at the end of a row,
+    where the next token is known though the row does not hold it.
     """
 
     input_ids: Tensor
@@ -36,9 +36,8 @@ class Batch:
 
     def __post_init__(self) -> None:
         if self.input_ids.dim() != 2 or self.labels.shape != self.input_ids.shape:
-            raise DataError(
-                f"input_ids and labels must both be [B,T], got {list(self.input_ids.shape)} and {list(self.labels.shape)}"
-            )
+            shapes = f"{list(self.input_ids.shape)} and {list(self.labels.shape)}"
+            raise DataError(f"input_ids and labels must both be [B,T], got {shapes}")
         if self.cu_seqlens is not None and len(self.input_ids) != 1:
             raise DataError(f"cu_seqlens packs documents into one row, got {len(self.input_ids)} rows")
         if self.reset is not None and self.reset.shape != self.input_ids.shape[:1]:

@@ -20,7 +20,9 @@ def train_bpe(texts: Iterable[str], vocab_size: int, progress: bool = False) -> 
     different words to fill the vocabulary; that is an error, because a model would be built for ids that never occur.
     """
     if vocab_size < SMALLEST_VOCABULARY:
-        raise DataError(f"vocab_size must be at least {SMALLEST_VOCABULARY}, one id per byte and one more, got {vocab_size}")
+        raise DataError(
+            f"vocab_size must be at least {SMALLEST_VOCABULARY}, one id per byte and one more, got {vocab_size}"
+        )
     tokenizer = tokenizers.Tokenizer(models.BPE())
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=True)
     tokenizer.decoder = decoders.ByteLevel()

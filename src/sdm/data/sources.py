@@ -5,7 +5,9 @@ from __future__ import annotations
 import gzip
 import importlib.util
 import io
+import itertools
 import json
+import os
 import sysconfig
 import zlib
 from collections.abc import Callable, Iterator
@@ -42,6 +44,9 @@ class Source(Protocol):
 
     def num_bytes(self) -> int | None:
         """About how much there is to read; None if nobody knows."""
+
+    def has(self, count: int) -> bool:
+        """Whether there are at least so many documents."""
 
 
 def open_source(spec: str, suffixes: tuple[str, ...] = (), text_key: str = "text") -> Source:
@@ -94,8 +99,7 @@ class FileSource:
         self.name, self.root, self.text_key = name, root, text_key
         suffixes = suffixes or DEFAULT_SUFFIXES
         if root.is_dir():
-            found = (path.relative_to(root) for path in root.rglob("*") if path.name.endswith(suffixes))
-            self.files = sorted(path for path in found if wanted(path) and (root / path).is_file())
+            self.files = sorted(path for path in _walk(root, wanted) if path.name.endswith(suffixes))
             if not self.files:
                 raise DataError(f"source {name!r}: the folder {root} has no files that end in {', '.join(suffixes)}")
         elif root.is_file():
@@ -121,6 +125,11 @@ class FileSource:
     def num_bytes(self) -> int:
         return sum((self.root / file).stat().st_size for file in self.files)
 
+    def has(self, count: int) -> bool:
+        if any(file.name.endswith(FORMATS) for file in self.files):
+            return sum(1 for _ in itertools.islice(self.documents(), count)) == count
+        return len(self.files) >= count
+
     def _read(self, file: Path) -> Iterator[Document]:
         path, name = self.root / file, file.as_posix()
         if name.endswith((".jsonl", ".jsonl.gz", ".jsonl.zst")):
@@ -138,8 +147,12 @@ class FileSource:
         except json.JSONDecodeError as error:
             raise DataError(f"source {self.name!r}: {where} is not JSON: {error}") from error
         if not isinstance(record, dict) or not isinstance(record.get(self.text_key), str):
-            has = f"an object with the fields {', '.join(record)}" if isinstance(record, dict) else type(record).__name__
-            raise DataError(f"source {self.name!r}: {where} has no text under {self.text_key!r} but {has}; set text_key")
+            has = (
+                f"an object with the fields {', '.join(record)}" if isinstance(record, dict) else type(record).__name__
+            )
+            raise DataError(
+                f"source {self.name!r}: {where} has no text under {self.text_key!r} but {has}; set text_key"
+            )
         return record[self.text_key]
 
     def _read_parquet(self, path: Path, name: str) -> Iterator[Document]:
@@ -190,6 +203,17 @@ class HuggingFaceSource:
 
     def num_bytes(self) -> int | None:
         return self._dataset.dataset_size
+
+    def has(self, count: int) -> bool:
+        return len(self._dataset) >= count
+
+
+def _walk(root: Path, wanted: Callable[[Path], bool]) -> Iterator[Path]:
+    """Relative paths of files. What is not wanted is not entered: an interpreter's site-packages can be huge."""
+    for folder, folders, files in os.walk(root):
+        here = Path(folder).relative_to(root)
+        folders[:] = [name for name in folders if wanted(here / name)]
+        yield from (here / name for name in files if wanted(here / name))
 
 
 def _lines(path: Path) -> Iterator[bytes]:

@@ -5,7 +5,6 @@ There are two held-out sets: what was chosen by looking at `valid` is reported o
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Iterator
 
 from sdm.data.errors import DataError
@@ -34,7 +33,7 @@ def split_documents(source: Source, valid_fraction: float, test_fraction: float)
     documents has each of them cut: the beginning is trained on, the end is held out.
     """
     check_fractions(valid_fraction, test_fraction)
-    few = sum(1 for _ in itertools.islice(source.documents(), FEW_DOCUMENTS)) < FEW_DOCUMENTS
+    few = not source.has(FEW_DOCUMENTS)
     for document in source.documents():
         if few:
             yield from _cut(document, valid_fraction, test_fraction)

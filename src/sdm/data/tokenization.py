@@ -140,7 +140,9 @@ def load_tokenizer(spec: str | Path) -> Tokenizer:
     path = Path(spec).expanduser()
     file = path / "tokenizer.json" if path.is_dir() else path
     if not file.is_file():
-        raise DataError(f"tokenizer {str(spec)!r}: expected 'byte', a tokenizer.json or its folder; {file} is not there")
+        raise DataError(
+            f"tokenizer {str(spec)!r}: expected 'byte', a tokenizer.json or its folder; {file} is not there"
+        )
     try:
         tokenizer = tokenizers.Tokenizer.from_file(str(file))
     except Exception as error:  # the library raises nothing more specific

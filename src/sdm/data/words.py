@@ -6,7 +6,6 @@ expressions and encoding each word once takes a quarter of the time that the lib
 
 from __future__ import annotations
 
-import itertools
 import json
 import re
 from array import array
@@ -17,7 +16,7 @@ from torch import Tensor
 
 # The pattern of GPT-2, which the library's byte-level pre-tokenizer uses, for ASCII text.
 WORDS = re.compile(
-    r"'(?:[stmd]|re|ve|ll)| ?[A-Za-z]+| ?[0-9]+| ?[^\sA-Za-z0-9]+|\s+(?!\S)|\s+",
+    r"'(?:[stmd]|re|ve|ll)| ?(?:[A-Za-z]+|[0-9]+|[^\sA-Za-z0-9]+)|\s+(?!\S)|\s+",
     re.ASCII,
 )
 # No word spans such a place, so a text may be cut there and its non-ASCII pieces left to the library.
@@ -59,9 +58,8 @@ class WordCache(dict[str, bytes]):
         if text.isascii():
             words = WORDS.findall(text)
         else:
-            pieces = LINE_ENDS.split(text)
-            words = itertools.chain.from_iterable(
-                WORDS.findall(piece) if piece.isascii() else (piece,) for piece in pieces
-            )
+            words = []
+            for piece in LINE_ENDS.split(text):
+                words += WORDS.findall(piece) if piece.isascii() else [piece]
         ids = bytearray().join(map(self.__getitem__, words))
         return torch.frombuffer(ids, dtype=torch.int32) if ids else torch.empty(0, dtype=torch.int32)
