@@ -184,6 +184,11 @@ def _sliding_attention(config: SDMConfig) -> LayerCost:
     return _attention(config, "sliding_attention", _size(config.num_attention_heads), config.sliding_window)
 
 
+def _token_shift(config: SDMConfig) -> LayerCost:
+    width = config.hidden_size
+    return LayerCost("token_shift", weights=2 * width * width, vectors=0, convolution_state=width)
+
+
 def _full_attention(config: SDMConfig) -> LayerCost:
     return _attention(config, "full_attention", _size(config.num_key_value_heads), None)
 
@@ -261,6 +266,7 @@ def _selection_flops(side: int, count: int) -> int:
 
 _LAYERS: dict[str, Callable[[SDMConfig], LayerCost]] = {
     "sliding_attention": _sliding_attention,
+    "token_shift": _token_shift,
     "full_attention": _full_attention,
     "sdm": _sdm,
     "gdn": _gdn,
