@@ -42,6 +42,16 @@ def test_nothing_to_read(make_source: Make, tmp_path: Path) -> None:
         prepare_tokens(make_source(["abc"]), ByteTokenizer(), "valid", 0.0, 0.0, tmp_path)
 
 
+def test_a_disk_that_cannot_be_written(make_source: Make, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(path: Path, data: bytes) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr("sdm.data.shards.write_synced", full)
+    with pytest.raises(DataError, match=r"cannot be written to .* No space left"):
+        prepare_tokens(make_source(TEXTS), ByteTokenizer(), cache_dir=tmp_path)
+    assert list((tmp_path / "tokens").iterdir()) == []
+
+
 def test_trained_tokenizer_is_cached(make_source: Make, tmp_path: Path) -> None:
     said: list[str] = []
     source = make_source(TEXTS)

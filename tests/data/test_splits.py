@@ -33,7 +33,7 @@ def test_few_documents_are_cut(make_source: Make) -> None:
 
 @pytest.mark.parametrize(
     ("valid", "test", "field"),
-    [(-0.1, 0, "valid_fraction"), (0, 1, "test_fraction"), (0.5, 0.5, "leave something to train on")],
+    [(-0.1, 0, "valid_fraction"), (0, 1, "test_fraction"), (0.5, 0.5, "train on")],
 )
 def test_fractions_are_checked(make_source: Make, valid: float, test: float, field: str) -> None:
     with pytest.raises(DataError, match=field):
