@@ -48,6 +48,8 @@ class Corpus:
         self, stores: Sequence[TokenStore], tokenizer: Tokenizer, config: CorpusConfig, repeat: bool = True
     ) -> None:
         self.stores, self.tokenizer, self.config, self.repeat = tuple(stores), tokenizer, config, repeat
+        if repeat:
+            self._check_length()
         weights = config.weights or (1.0,) * len(self.stores)
         seeds = [hash_of(config.seed, "source", i) for i in range(len(self.stores))]
         self._layout: _Rows | _Streams
@@ -95,6 +97,16 @@ class Corpus:
         lengths = torch.tensor([0, *(length for row in drawn for length in row.lengths)], dtype=torch.int32)
         cu_seqlens = lengths.cumsum(0, dtype=torch.int32)
         return Batch(input_ids.view(1, -1), labels.view(1, -1), cu_seqlens)
+
+    def _check_length(self) -> None:
+        """Held-out text may be shorter than a sequence; training on mostly padding is a mistake."""
+        for store in self.stores:
+            if store.num_tokens < self.sequence_length:
+                name, split = (store.manifest["source"][key] for key in ("name", "split"))
+                raise DataError(
+                    f"source {name!r} has {store.num_tokens} tokens in split {split!r}, fewer than one sequence of "
+                    f"sequence_length = {self.sequence_length}; add text or shorten the sequence"
+                )
 
 
 class _Rows:

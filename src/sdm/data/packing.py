@@ -16,7 +16,6 @@ import torch
 from torch import Tensor
 
 from sdm.data.batch import IGNORED
-from sdm.data.errors import DataError
 from sdm.data.randomness import Permutation, generator_of
 from sdm.data.shards import TokenStore
 
@@ -52,7 +51,6 @@ class ConcatenatedRows:
     """
 
     def __init__(self, store: TokenStore, sequence_length: int, seed: int, shuffle: bool = True) -> None:
-        _check_length(store, sequence_length)
         self.store, self.sequence_length, self.seed, self.shuffle = store, sequence_length, seed, shuffle
         self.num_rows = -(-store.num_tokens // sequence_length)
         self._plan = _planner(store.lengths, seed, shuffle)
@@ -85,7 +83,6 @@ class DocumentStreams:
     """
 
     def __init__(self, store: TokenStore, sequence_length: int, num_rows: int, seed: int, shuffle: bool = True) -> None:
-        _check_length(store, sequence_length)
         self.store, self.sequence_length, self.num_rows = store, sequence_length, num_rows
         pieces = (store.lengths + sequence_length - 1) // sequence_length
         self._plan = _planner(pieces, seed, shuffle)
@@ -139,12 +136,3 @@ def _planner(lengths: Tensor, seed: int, shuffle: bool) -> Callable[[int], Plan]
         return Plan(order, starts)
 
     return plan
-
-
-def _check_length(store: TokenStore, sequence_length: int) -> None:
-    if store.num_tokens < sequence_length:
-        name, split = store.manifest["source"]["name"], store.manifest["source"]["split"]
-        raise DataError(
-            f"source {name!r} has {store.num_tokens} tokens in split {split!r}, fewer than one sequence of "
-            f"sequence_length = {sequence_length}; add text or shorten the sequence"
-        )

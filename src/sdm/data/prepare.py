@@ -49,8 +49,11 @@ def prepare_tokens(
     folder = cache_folder(cache_dir) / "tokens" / key[:32]
     if not folder.is_dir():
         announce(f"tokenising {source.name} into {folder}")
-        with new_folder(folder) as temporary:
-            _write_splits(source, tokenizer, valid_fraction, test_fraction, temporary, description)
+        try:
+            with new_folder(folder) as temporary:
+                _write_splits(source, tokenizer, valid_fraction, test_fraction, temporary, description)
+        except OSError as error:  # what a source cannot read is a DataError already
+            raise DataError(f"the tokens of {source.name!r} cannot be written to {folder}: {error}") from error
     store = TokenStore(folder / split, verify)
     if store.num_documents == 0:
         raise DataError(

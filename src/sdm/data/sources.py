@@ -153,7 +153,13 @@ class FileSource:
             raise DataError(
                 f"source {self.name!r}: {where} has no text under {self.text_key!r} but {has}; set text_key"
             )
-        return record[self.text_key]
+        text = record[self.text_key]
+        if not text.isascii():
+            try:
+                text.encode("utf-8")
+            except UnicodeEncodeError as error:  # JSON can escape halves of characters
+                raise DataError(f"source {self.name!r}: {where} holds what is not text: {error}") from error
+        return text
 
     def _read_parquet(self, path: Path, name: str) -> Iterator[Document]:
         parquet = require("pyarrow.parquet", "parquet", f"source {self.name!r}: reading .parquet")
