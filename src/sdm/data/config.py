@@ -78,6 +78,8 @@ class MQARConfig:
     """Pairs of a row at the start of the curriculum."""
     curriculum: bool = True
     """Grow the pairs: start_pairs for a fifth of the steps, then exponentially up to num_pairs at three fifths."""
+    fill: bool = True
+    """While the curriculum's rows are short, put as many in the place of one as have its tokens."""
     num_queries: int | None = None
     """Keys asked for; None: every key once. At most as many as there are pairs."""
     num_keys: int = 512

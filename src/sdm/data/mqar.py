@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Sequence
+from dataclasses import replace
 
 import torch
 
@@ -74,7 +75,9 @@ class MQAR:
     def batch(self, step: int, rows: Sequence[int]) -> Batch:
         config = self.config
         pairs = config.num_pairs if self._total_steps is None else pairs_at(config, step, self._total_steps)
+        short = max(1, config.num_pairs // pairs) if config.fill else 1  # rows in the place of one
         # All rows are drawn together, whoever wants some: it is cheap, and so no row depends on the number of ranks.
-        batch = mqar_batch(config, pairs, generator_of(config.seed, "mqar", self.split, step))
-        chosen = torch.tensor(rows)
+        generator = generator_of(config.seed, "mqar", self.split, step)
+        batch = mqar_batch(replace(config, batch_size=config.batch_size * short), pairs, generator)
+        chosen = (torch.tensor(rows).unsqueeze(-1) * short + torch.arange(short)).flatten()
         return Batch(batch.input_ids[chosen], batch.labels[chosen])

@@ -4,15 +4,21 @@ from __future__ import annotations
 
 import contextlib
 import shutil
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
+from torch import Tensor
 from transformers.utils import logging
 
 from sdm.data.files import new_folder
+from sdm.data.loader import open_data
 from sdm.data.tokenization import Tokenizer, load_tokenizer
 from sdm.models import SDMConfig, SDMForCausalLM
+from sdm.training.checkpoint import CheckpointStore
+from sdm.training.config_file import read_config
 from sdm.training.errors import TrainingError
+from sdm.training.run_folder import CHECKPOINTS, CONFIG
 
 EXPORT = "export"
 
@@ -28,6 +34,27 @@ def export_model(model: SDMForCausalLM, tokenizer: Tokenizer | None, folder: Pat
     shutil.rmtree(folder, ignore_errors=True)
     fresh.rename(folder)
     return folder
+
+
+def export_run(folder: Path, output: Path | None = None) -> Path:
+    """Export the model of the newest good checkpoint of a run, finished or not."""
+    config = read_config(folder / CONFIG)
+    store = CheckpointStore(folder / CHECKPOINTS)
+    state = store.newest(lambda message: print(message, file=sys.stderr))
+    if state is None:
+        raise TrainingError(f"the run in {folder} has no checkpoint yet")
+    data = open_data(config.data, "train", config.schedule.steps)
+    tokenizer = getattr(data, "tokenizer", None)
+    model = SDMForCausalLM(config.model.build(data.vocab_size, None if tokenizer is None else tokenizer.eos_id))
+    store.load(state["step"], {f"model.{name}": x for name, x in model_tensors(model).items()})
+    return export_model(model, tokenizer, output or folder / EXPORT)
+
+
+def model_tensors(model: SDMForCausalLM) -> dict[str, Tensor]:
+    """The weights and buffers that a checkpoint holds. Tied weights appear once."""
+    saved = model.state_dict().keys()
+    buffers = {name: x for name, x in model.named_buffers() if name in saved}
+    return {name: x.detach() for name, x in (dict(model.named_parameters()) | buffers).items()}
 
 
 def exported_folder(path: Path) -> Path:

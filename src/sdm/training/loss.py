@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
-from sdm.data.batch import Batch
+from sdm.data.batch import IGNORED, Batch
 from sdm.layers.interface import LayerState, map_state
 from sdm.models import SDMCache, SDMForCausalLM
 from sdm.models.loss import chunked_cross_entropy
@@ -88,5 +88,9 @@ def _restart(mixer: Any, state: Tensor | LayerState, reset: Tensor) -> Tensor | 
 
 
 def _cross_entropy(model: SDMForCausalLM, hidden: Tensor, labels: Tensor, num_labels: int) -> Tensor:
-    chunk_size = model.config.loss_chunk_size or labels.numel()
+    wanted = labels != IGNORED
+    if 2 * int(wanted.sum()) <= labels.numel():
+        # Tasks with few answers need few logits.
+        hidden, labels = hidden[wanted].unsqueeze(0), labels[wanted].unsqueeze(0)
+    chunk_size = model.config.loss_chunk_size or max(labels.numel(), 1)
     return chunked_cross_entropy(hidden, model.lm_head, labels, chunk_size, max(num_labels, 1))

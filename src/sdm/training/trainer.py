@@ -25,7 +25,7 @@ from sdm.training.checkpoint import CheckpointError, CheckpointStore
 from sdm.training.config import TrainConfig
 from sdm.training.config_file import to_json
 from sdm.training.errors import TrainingStopped
-from sdm.training.export import EXPORT, export_model, load_weights
+from sdm.training.export import EXPORT, export_model, load_weights, model_tensors
 from sdm.training.guards import Guard
 from sdm.training.loss import batch_loss, carried_loss
 from sdm.training.memory_statistics import MemoryStatistics
@@ -202,11 +202,9 @@ class Trainer:
         self.monitor.message(f"continuing after step {self.step}")
 
     def _tensors(self) -> dict[str, Tensor]:
-        """By name, everything that a checkpoint holds. Tied weights appear once."""
-        parameters = dict(self.model.named_parameters())
-        buffers = {name: x for name, x in self.model.named_buffers() if name in self.model.state_dict()}
-        tensors = {f"model.{name}": x.detach() for name, x in (parameters | buffers).items()}
-        for name, parameter in parameters.items():
+        """By name, everything that a checkpoint holds."""
+        tensors = {f"model.{name}": x for name, x in model_tensors(self.model).items()}
+        for name, parameter in self.model.named_parameters():
             for key, value in self.optimizer.state[parameter].items():
                 tensors[f"optimizer.{name}.{key}"] = value
         tensors |= {f"carried.{name}": x for name, x in self.carried.tensors().items()}
