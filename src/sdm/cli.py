@@ -148,8 +148,8 @@ class Export:
     """The folder to write. By default `export` within the run's."""
 
     def run(self) -> None:
-        from sdm.training.export import export_run
         from sdm.training.errors import TrainingError
+        from sdm.training.export import export_run
 
         try:
             print(export_run(self.run_dir, self.output))

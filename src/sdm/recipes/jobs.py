@@ -1,6 +1,6 @@
 """Several runs side by side: each in a process of its own, with one thread, followed through its metrics.
 
-    python -m sdm.recipes.jobs FOLDER      trains and measures the run that FOLDER/job.json describes
+python -m sdm.recipes.jobs FOLDER      trains and measures the run that FOLDER/job.json describes
 """
 
 from __future__ import annotations

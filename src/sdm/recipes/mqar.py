@@ -51,7 +51,9 @@ def mqar(
             num_reads=16,
             recurrent_key_dim=16,
         ),
-        data=MQARConfig(num_pairs=num_pairs, start_pairs=8, num_keys=512, num_values=64, batch_size=batch_size, seed=seed),
+        data=MQARConfig(
+            num_pairs=num_pairs, start_pairs=8, num_keys=512, num_values=64, batch_size=batch_size, seed=seed
+        ),
         optim=OptimConfig(lr=lr),
         schedule=ScheduleConfig(steps=steps, warmup=50, decay=2 * steps // 5, shape="cosine"),
         compute=ComputeConfig(threads=1),

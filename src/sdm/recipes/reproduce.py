@@ -52,7 +52,9 @@ def reproduce(output: Path, processes: int = 2) -> int:
         print("interrupted; the same command continues", file=sys.stderr)
         return 130
     report(results, output, console)
-    console.print(f"{(time.perf_counter() - start) / 60:.1f} minutes. Try:  sdm generate {output / 'code-sdm'} --prompt 'def '")
+    console.print(
+        f"{(time.perf_counter() - start) / 60:.1f} minutes. Try:  sdm generate {output / 'code-sdm'} --prompt 'def '"
+    )
     return 0
 
 

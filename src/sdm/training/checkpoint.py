@@ -21,7 +21,6 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-
 import torch.distributed.checkpoint as dcp
 from safetensors import SafetensorError
 from torch import Tensor
@@ -65,7 +64,9 @@ class CheckpointStore:
         except (OSError, CheckpointException, SafetensorError) as error:
             newest = max(self.steps(), default=None)
             kept = "there is no older one" if newest is None else f"step {newest} is the newest complete one"
-            raise CheckpointError(f"the checkpoint of step {step} cannot be written: {_reason(error)}; {kept}") from error
+            raise CheckpointError(
+                f"the checkpoint of step {step} cannot be written: {_reason(error)}; {kept}"
+            ) from error
         for old in self.steps()[: -self.keep]:
             shutil.rmtree(self.path(old))
         return path
@@ -154,5 +155,3 @@ def _reason(error: BaseException) -> str:
     if failures:
         return "; ".join(str(failure[0]) for failure in failures.values())
     return str(error)
-
-

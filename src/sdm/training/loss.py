@@ -51,9 +51,7 @@ def carried_loss(
     pieces = zip(batch.input_ids.split(segment_length, 1), batch.labels.split(segment_length, 1), strict=True)
     for input_ids, labels in pieces:
         if torch.is_grad_enabled():
-            loss, states = checkpoint(
-                segment, input_ids, labels, states, use_reentrant=False, preserve_rng_state=False
-            )
+            loss, states = checkpoint(segment, input_ids, labels, states, use_reentrant=False, preserve_rng_state=False)
         else:
             loss, states = segment(input_ids, labels, states)
         losses.append(loss)

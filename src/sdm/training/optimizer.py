@@ -34,8 +34,13 @@ def make_optimizer(model: SDMForCausalLM, config: OptimConfig) -> torch.optim.Ad
     }
     return torch.optim.AdamW(
         [
-            {"name": name, "params": members, "lr": settings[name][0], "base_lr": settings[name][0],
-             "weight_decay": settings[name][1]}
+            {
+                "name": name,
+                "params": members,
+                "lr": settings[name][0],
+                "base_lr": settings[name][0],
+                "weight_decay": settings[name][1],
+            }
             for name, members in groups.items()
             if members
         ],

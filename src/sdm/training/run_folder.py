@@ -67,5 +67,3 @@ def _lock(folder: Path) -> int:
         os.close(lock)
         raise TrainingError(f"another process is training in {folder}") from error
     return lock
-
-

@@ -98,8 +98,13 @@ class Trainer:
         except (OSError, CheckpointError) as error:
             raise TrainingStopped(f"stopped after step {self.step}: {error}") from error
         finally:
-            self.monitor.close()
-            run_folder.release(self._lock)
+            self.close()
+
+    def close(self) -> None:
+        """End the display and let other processes have the folder."""
+        self.monitor.close()
+        run_folder.release(self._lock)
+        self._lock = -1
 
     def _advance(self) -> None:
         """One step, and the measurements that are due after it."""
@@ -113,7 +118,11 @@ class Trainer:
             metrics |= self.validate()
         if _due(self.step, monitor.log_every, last) or len(metrics) > 4:
             left = (self.config.schedule.steps - self.step) * self.seconds / self.step
-            metrics |= {"tokens_per_second": metrics.pop("tokens") / seconds, "seconds": self.seconds, "seconds_left": left}
+            metrics |= {
+                "tokens_per_second": metrics.pop("tokens") / seconds,
+                "seconds": self.seconds,
+                "seconds_left": left,
+            }
             self.monitor.log(self.step, metrics)
 
     def train_step(self, measure_memory: bool = False) -> dict[str, float]:
@@ -227,5 +236,3 @@ def _device(name: str) -> torch.device:
     if name == "auto":
         return torch.device("cuda" if torch.cuda.is_available() else "cpu")
     return torch.device(name)
-
-
