@@ -33,9 +33,9 @@ DEVIATIONS = (
 def mqar(
     global_layer: GlobalLayer = "sdm",
     lr: float = 3e-3,
-    steps: int = 900,
+    steps: int = 600,
     seed: int = 0,
-    batch_size: int = 8,
+    batch_size: int = 4,
     num_pairs: int = 256,
 ) -> TrainConfig:
     """A recall run."""
@@ -50,6 +50,10 @@ def mqar(
             num_writes=16,
             num_reads=16,
             recurrent_key_dim=16,
+            short_convolution=0,
+            initializer_range=0.1,
+            shift_keys=True,
+            tie_query_initialization=True,
         ),
         data=MQARConfig(
             num_pairs=num_pairs, start_pairs=8, num_keys=512, num_values=64, batch_size=batch_size, seed=seed

@@ -363,9 +363,7 @@ def _forward_in_place(
     return y
 
 
-def _forward_in_place_fake(
-    state: Tensor, write_index: Tensor, write_weight: Tensor, value: Tensor, *_: object
-) -> Tensor:
+def _forward_in_place_fake(state: Tensor, write_index: Tensor, write_weight: Tensor, value: Tensor, *_: object) -> Tensor:
     return value.new_empty(value.shape)
 
 
@@ -405,4 +403,6 @@ _library.impl("sparse_delta_rule_", _forward_in_place, "CPU")
 torch.library.register_fake("sdm::sparse_delta_rule", _forward_fake, lib=_library)
 torch.library.register_fake("sdm::sparse_delta_rule_backward", _backward_fake, lib=_library)
 torch.library.register_fake("sdm::sparse_delta_rule_", _forward_in_place_fake, lib=_library)
-torch.library.register_autograd("sdm::sparse_delta_rule", _gradients, setup_context=_setup_context, lib=_library)
+torch.library.register_autograd(
+    "sdm::sparse_delta_rule", _gradients, setup_context=_setup_context, lib=_library
+)
