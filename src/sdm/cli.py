@@ -158,9 +158,11 @@ class Export:
 
 
 @dataclass(frozen=True)
-class TrainTokenizer:
+class Tokenizer:
     """Train a byte-level BPE tokenizer."""
 
+    command: Annotated[Literal["train"], tyro.conf.Positional]
+    """What to do."""
     source: Annotated[str, tyro.conf.Positional]
     """"code", "text", a file, a folder, or hf:NAME."""
     output: Annotated[Path, tyro.conf.Positional]
@@ -172,22 +174,11 @@ class TrainTokenizer:
         from sdm.data import DataError, open_source, train_bpe
 
         try:
-            train_bpe((document.text for document in open_source(self.source).documents()), self.vocab_size).save(
-                self.output
-            )
+            texts = (document.text for document in open_source(self.source).documents())
+            train_bpe(texts, self.vocab_size).save(self.output)
         except DataError as error:
             raise SystemExit(f"error: {error}") from error
         print(self.output)
-
-
-@dataclass(frozen=True)
-class Tokenizer:
-    """Make tokenizers."""
-
-    command: Annotated[TrainTokenizer, tyro.conf.subcommand("train")]
-
-    def run(self) -> None:
-        self.command.run()
 
 
 @dataclass(frozen=True)

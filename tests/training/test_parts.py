@@ -86,7 +86,7 @@ def test_guard_stops_at_a_lasting_spike_only() -> None:
     for one in (guard, again):
         one.check(42, 9.0, 1.0, model, "")
         one.check(43, 9.0, 1.0, model, "")
-        with pytest.raises(TrainingStopped, match="for 3 steps and is 9.000"):
+        with pytest.raises(TrainingStopped, match=r"for 3 steps and is 9\.000"):
             one.check(44, 9.0, 1.0, model, "")
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
@@ -45,7 +46,7 @@ def nll_by_position(model: SDMForCausalLM, batches: Iterable[Batch], edges: Sequ
     """The mean over all rows of each stretch of positions. Rows are as long as the last edge."""
     rows = torch.cat([token_nll(model, batch).double() for batch in batches])
     bins = []
-    for start, stop in zip(edges[:-1], edges[1:], strict=True):
+    for start, stop in itertools.pairwise(edges):
         means = rows[:, start:stop].mean(1)
         error = float(means.std()) / math.sqrt(len(means)) if len(means) > 1 else 0.0
         bins.append(PositionBin(start, stop, float(means.mean()), error, len(rows) * (stop - start)))

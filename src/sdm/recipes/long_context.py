@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
+from typing import Literal
 
 from sdm.data.config import CorpusConfig
 from sdm.models import SDMConfig
@@ -27,7 +28,7 @@ def lengthen(config: TrainConfig, sequence_length: int, steps: int = 50) -> Trai
     if not isinstance(config.data, CorpusConfig):
         raise TrainingError("init_from: only runs on text can be fine-tuned on long sequences")
     kinds = config.model.build(config.model.vocab_size or 256).layer_types or []
-    checkpointing = "block" if "full_attention" in kinds else "segment"
+    checkpointing: Literal["block", "segment"] = "block" if "full_attention" in kinds else "segment"
     return replace(
         config,
         data=replace(config.data, layout="rows", sequence_length=sequence_length, batch_size=1),
@@ -54,7 +55,8 @@ def continue_from(default: TrainConfig, init_from: Path, sequence_length: int | 
         names = set(ModelConfig.__dataclass_fields__) & set(found.to_dict())
         values = {name: getattr(found, name) for name in names - {"global_layer"}}
         model = ModelConfig(**values | {"layer_types": tuple(found.layer_types or ())})
-        data = replace(default.data, tokenizer=str(exported_folder(init_from)))  # type: ignore[call-arg]
+        assert isinstance(default.data, CorpusConfig)
+        data = replace(default.data, tokenizer=str(exported_folder(init_from)))
         config = replace(default, model=model, data=data, init_from=init_from)
     return lengthen(config, sequence_length or LENGTH) if sequence_length else config
 

@@ -121,7 +121,10 @@ def _recall_table(recall: dict[str, dict[str, Any]], sweep: dict[str, dict[str, 
             str(result["steps"]),
             f"{result['seconds']:.0f}",
         )
-    table.caption = f"All trained to K = {TRAINED_PAIRS}; larger K is beyond training. One seed. The best rate is chosen on other rows."
+    table.caption = (
+        f"All trained to K = {TRAINED_PAIRS}; larger K is beyond training. One seed. GDN's best rate is "
+        "chosen on other rows than these."
+    )
     return table
 
 

@@ -26,7 +26,7 @@ class CarriedStates:
 
     def tensors(self) -> dict[str, Tensor]:
         """By `piece.layer.name`."""
-        found = {}
+        found: dict[str, Tensor] = {}
         for piece, states in enumerate(self._states):
             for layer, state in enumerate(states or ()):
                 parts = {"state": state} if isinstance(state, Tensor) else state.tensors()

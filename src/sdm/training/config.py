@@ -147,7 +147,7 @@ class GuardConfig:
 
     spike: float = 3.0
     """A loss is a spike when it exceeds the recent mean by so many times the distance that half of the recent losses
-    keep from it, and by half; 0 turns the guard off."""
+    keep from it, by half, and by half a nat; 0 turns the guard off."""
     patience: int = 20
     """Spikes in a row that stop the run: a single bad batch does not."""
     check_memory: bool = True

@@ -63,7 +63,7 @@ def differences(old: Any, new: Any, name: str = "") -> list[tuple[str, Any, Any]
 
 def _value(hint: Any, value: Any, name: str) -> Any:
     options = typing.get_args(hint) if typing.get_origin(hint) in (typing.Union, types.UnionType) else (hint,)
-    classes = [option for option in options if dataclasses.is_dataclass(option)]
+    classes: list[Any] = [option for option in options if dataclasses.is_dataclass(option)]
     if classes:
         kind = value.get(KIND) if isinstance(value, dict) else None
         chosen = [option for option in classes if option.__name__ == kind] or classes[:1]

@@ -75,11 +75,11 @@ def load_weights(model: SDMForCausalLM, path: Path, tokenizer: Tokenizer | None)
                 f"init_from: the model in {folder} has {name} = {getattr(theirs, name)!r}, this run "
                 f"{getattr(model.config, name)!r}"
             )
-    if tokenizer is not None and (folder / "tokenizer.json").is_file():
-        if load_tokenizer(folder).fingerprint != tokenizer.fingerprint:
-            raise TrainingError(
-                f"init_from: the tokenizer in {folder} is not that of this run's data; set data.tokenizer to {folder}"
-            )
+    theirs_known = tokenizer is not None and (folder / "tokenizer.json").is_file()
+    if theirs_known and load_tokenizer(folder).fingerprint != tokenizer.fingerprint:  # type: ignore[union-attr]
+        raise TrainingError(
+            f"init_from: the tokenizer in {folder} is not that of this run's data; set data.tokenizer to {folder}"
+        )
     with _no_progress_bar():
         loaded = SDMForCausalLM.from_pretrained(folder)
     model.load_state_dict(loaded.state_dict())

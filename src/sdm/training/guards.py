@@ -13,6 +13,7 @@ from sdm.training.config import GuardConfig
 from sdm.training.errors import TrainingStopped
 
 WINDOW = 100
+SMALLEST = 0.5  # nats above the mean, below which nothing is a spike
 FEWEST = 20  # losses before spikes are told from ordinary ones
 
 
@@ -48,7 +49,7 @@ class Guard:
             return False
         mean = statistics.fmean(self.recent)
         spread = statistics.median(abs(value - mean) for value in self.recent)
-        return loss > mean + max(self.config.spike * spread, abs(mean) / 2)
+        return loss > mean + max(self.config.spike * spread, abs(mean) / 2, SMALLEST)
 
     def state_dict(self) -> dict[str, Any]:
         return {"recent": list(self.recent), "spikes": self.spikes}

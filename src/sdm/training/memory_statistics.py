@@ -59,7 +59,7 @@ def _layer_statistics(layer: SparseDeltaMemory, x_BTC: Tensor) -> dict[str, floa
     rows = max(1, MAX_TOKENS // x_BTC.shape[1])
     tokens = layer.inspect(x_BTC[:rows, :MAX_TOKENS])
     forget, write = tokens.log_decay.float().exp(), tokens.beta.float()
-    statistics = {}
+    statistics: dict[str, float] = {}
     for name, gate in (("forget_gate", forget), ("input_gate", write)):
         low, high = gate.aminmax()
         statistics |= {f"{name}_min": float(low), f"{name}_mean": float(gate.mean()), f"{name}_max": float(high)}

@@ -56,7 +56,7 @@ def set_learning_rate(optimizer: torch.optim.Optimizer, factor: float) -> None:
 
 
 def start_moments(optimizer: torch.optim.Optimizer) -> None:
-    """Give every parameter the moments that AdamW would give it at its first step, so that a checkpoint can fill them."""
+    """Give every parameter the moments that AdamW gives it at its first step, for a checkpoint to fill."""
     for group in optimizer.param_groups:
         for parameter in group["params"]:
             optimizer.state[parameter] = {

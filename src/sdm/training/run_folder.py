@@ -9,7 +9,7 @@ from sdm.training.config import TrainConfig
 from sdm.training.config_file import differences, read_config, to_json, write_config
 from sdm.training.errors import TrainingError
 
-CONFIG, CHECKPOINTS = "config.json", "checkpoints"
+CONFIG, CHECKPOINTS = "run.json", "checkpoints"
 
 # Fields that may change when a run is continued: they change what is shown and kept, not what is computed.
 FREE = (

@@ -8,7 +8,7 @@ from sdm.training.config import ScheduleConfig
 
 
 def learning_rate_factor(schedule: ScheduleConfig, step: int) -> float:
-    """The factor of the step `step`, counted from 0. Neither the first step nor the last is wasted on a rate of zero."""
+    """The factor of a step, counted from 0. Neither the first step nor the last is wasted on a rate of zero."""
     if step < schedule.warmup:
         return (step + 1) / schedule.warmup
     left = schedule.steps - 1 - step

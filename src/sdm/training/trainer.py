@@ -61,7 +61,8 @@ class Trainer:
         self.monitor.message(preflight.check(config, model_config, self.data, self.device))
 
         torch.manual_seed(config.seed)
-        self.model = SDMForCausalLM(model_config).to(self.device).train()
+        self.model = SDMForCausalLM(model_config).train()
+        torch.nn.Module.to(self.model, self.device)
         if config.init_from is not None:
             load_weights(self.model, config.init_from, self.tokenizer)
         if config.compute.checkpointing == "block":
@@ -88,8 +89,8 @@ class Trainer:
                     if signals.received is not None:
                         self.save()
                         raise TrainingStopped(
-                            f"{signals.received.name}: stopped after step {self.step}, which is saved; the same command "
-                            "continues",
+                            f"{signals.received.name}: stopped after step {self.step}, which is saved; the same "
+                            "command continues",
                             exit_code=128 + signals.received,
                         )
                     if self.step % checkpoint.every == 0 or self.step == steps:
