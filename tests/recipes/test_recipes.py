@@ -128,11 +128,9 @@ def test_train_export_generate(tmp_path: Path, capsys: pytest.CaptureFixture[str
 def test_wrong_tokenizer_is_refused(tmp_path: Path) -> None:
     text_run(tmp_path)
     sources = ["--data.sources", str(tmp_path / "texts"), "--data.cache-dir", str(tmp_path / "cache")]
+    run = ["--run-dir", str(tmp_path / "run")]
     with pytest.raises(SystemExit, match="does not match the model"):
-        main(
-            ["train", "tiny-text", *sources, "--data.tokenizer", "byte", "--model.vocab-size", "100"]
-            + ["--run-dir", str(tmp_path / "run")]
-        )
+        main(["train", "tiny-text", *sources, "--data.tokenizer", "byte", "--model.vocab-size", "100", *run])
 
 
 def test_tokenizer_command(tmp_path: Path) -> None:

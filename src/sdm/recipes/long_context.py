@@ -49,7 +49,7 @@ def continue_from(default: TrainConfig, init_from: Path, sequence_length: int | 
         if isinstance(data, CorpusConfig):
             # The very tokenizer of the export: a BPE trained anew on changed text would be another one.
             data = replace(data, tokenizer=str(exported_folder(init_from)))
-        config = replace(config, data=data, init_from=init_from, compute=default.compute)
+        config = replace(config, data=data, init_from=init_from)
     else:
         found = SDMConfig.from_pretrained(exported_folder(init_from))
         names = set(ModelConfig.__dataclass_fields__) & set(found.to_dict())

@@ -28,13 +28,13 @@ GDN_RATES = (3e-3, 5e-3, 1e-2)
 
 def quick_jobs() -> list[Job]:
     """The longest first, so that the two processes end together."""
-    sweep = [Job(f"recall-gdn-{lr:g}", mqar.mqar("gdn", lr=lr, steps=900), "recall") for lr in GDN_RATES]
+    sweep = [Job(f"recall-gdn-{lr:g}", mqar.mqar("gdn", lr=lr, steps=600), "recall") for lr in GDN_RATES]
     return [
         *sweep,
         Job("code-sdm", small_pair.small_code("sdm"), "language"),
         Job("code-gdn", small_pair.small_code("gdn"), "language"),
-        Job("recall-sdm", mqar.mqar("sdm", steps=900), "recall"),
-        Job("recall-attention", mqar.mqar("full_attention", steps=300), "recall"),
+        Job("recall-sdm", mqar.mqar("sdm", steps=600), "recall"),
+        Job("recall-attention", mqar.mqar("full_attention", steps=400), "recall"),
     ]
 
 
