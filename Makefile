@@ -7,7 +7,7 @@ PYTEST := $(BIN)/python -m pytest --numprocesses auto --maxprocesses 4
 NATIVE := CMakeLists.txt $(wildcard src/sdm/native/CMakeLists.txt src/sdm/native/*.cpp src/sdm/native/*.h)
 
 .DEFAULT_GOAL := help
-.PHONY: help setup run test test-slow check format clean
+.PHONY: help setup run test test-slow sanitize bench check format clean
 
 help: ## list the targets
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 14
@@ -33,6 +33,19 @@ test: setup ## run the tests
 
 test-slow: setup ## run the tests that take minutes
 	$(PYTEST) -m slow
+
+# The kernels without Python, one instruction set of them. Plain threads: ThreadSanitizer does not see into OpenMP.
+sanitize: setup ## run the C++ core under AddressSanitizer + UBSan and ThreadSanitizer
+	@for kind in address,undefined thread; do \
+	  PATH="$(CURDIR)/$(BIN):$$PATH" cmake -G Ninja -S . -B build/sanitize-$$kind -DCMAKE_BUILD_TYPE=None \
+	    -DCMAKE_CXX_FLAGS="-O1 -g -fsanitize=$$kind -fno-sanitize-recover=all -fno-omit-frame-pointer" \
+	    -DSDM_PYTHON=OFF -DSDM_OPENMP=OFF -DSDM_PORTABLE_ONLY=ON -DSDM_NATIVE_TEST=ON > /dev/null && \
+	  PATH="$(CURDIR)/$(BIN):$$PATH" ninja --quiet -C build/sanitize-$$kind native_test && \
+	  echo "$$kind:" && build/sanitize-$$kind/src/sdm/native/native_test || exit 1; \
+	done
+
+bench: setup ## run the benchmarks (minutes, on an idle machine); results in benchmarks/results/
+	for file in benchmarks/[a-z]*.py; do $(BIN)/python $$file || exit 1; done
 
 check: setup ## lint, formatting and types
 	$(BIN)/ruff check

@@ -101,7 +101,7 @@ def test_sliding_window_cost_is_linear(filled: bool) -> None:
 def test_full_attention_keeps_no_square_tensor() -> None:
     """The scores of a prefill exist block by block inside the kernel."""
     layer = FullAttention(SIZE, 4, 2)
-    assert largest_tensor(layer, 1024) == 1024 * SIZE
+    assert largest_tensor(layer, 1024) < 2 * 1024 * SIZE
 
 
 def test_a_window_is_all_that_is_kept() -> None:

@@ -90,7 +90,9 @@ def test_share_of_saved_rows() -> None:
 
 
 @pytest.mark.parametrize("update", UPDATES)
-@pytest.mark.parametrize(("dtype", "tolerance"), [(torch.float64, 1e-12), (torch.float32, 1e-5), (torch.bfloat16, 2e-2)])
+@pytest.mark.parametrize(
+    ("dtype", "tolerance"), [(torch.float64, 1e-12), (torch.float32, 1e-5), (torch.bfloat16, 2e-2)]
+)
 @pytest.mark.parametrize(("T", "N", "D"), [(1, 400, 67), (5, 400, 67), (60, 20, 40)])
 def test_in_place(update: str, dtype: torch.dtype, tolerance: float, T: int, N: int, D: int) -> None:
     """Few tokens work on the state itself, many on a copy of the touched rows: (T, N) covers both."""
@@ -164,9 +166,7 @@ def test_registered_ops_pass_opcheck(update: str) -> None:
     floats = [x.requires_grad_() if x.is_floating_point() else x for x in tokens]
     state = torch.randn(1, 9, 5, requires_grad=True)
     slot = update == "slot"
-    torch.library.opcheck(
-        torch.ops.sdm.sparse_delta_rule, (*floats, state, 9, None, slot, True, not slot, 3.0, 100)
-    )
+    torch.library.opcheck(torch.ops.sdm.sparse_delta_rule, (*floats, state, 9, None, slot, True, not slot, 3.0, 100))
     plain = [x.detach() for x in tokens]
     torch.library.opcheck(torch.ops.sdm.sparse_delta_rule_, (torch.randn(1, 1, 9, 5), *plain, None, slot))
 

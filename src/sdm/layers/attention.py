@@ -169,12 +169,20 @@ class GatedAttention(nn.Module, abc.ABC):
     def _project(self, x: Tensor, position: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """Queries [...,H,D], keys and values [...,G,D]; position has the leading dimensions of x, or 1 for B."""
         cosine, sine = rotation(position, self.head_dim, self.rope_theta)
-        query = rotate(self.query_proj(x).unflatten(-1, (self.num_heads, self.head_dim)), cosine, sine)
-        key = rotate(self.key_proj(x).unflatten(-1, (self.num_kv_heads, self.head_dim)), cosine, sine)
+        both = torch.cat((self.query_proj(x), self.key_proj(x)), dim=-1).unflatten(-1, (-1, self.head_dim))
+        query, key = rotate(both, cosine, sine).split((self.num_heads, self.num_kv_heads), dim=-2)
         return query, key, self.value_proj(x).unflatten(-1, (self.num_kv_heads, self.head_dim))
 
     def _output(self, x: Tensor, mixed: Tensor) -> Tensor:
         return self.out_proj(mixed.flatten(-2) * torch.sigmoid(self.gate_proj(x)))
+
+
+def write_(state: KeyValueState, key_SGD: Tensor, value_SGD: Tensor, place: Tensor) -> None:
+    """Put one key and value per stream into the place [S] of its buffer."""
+    key_SG1D, value_SG1D = key_SGD.unsqueeze(2), value_SGD.unsqueeze(2)
+    index = place[:, None, None, None].expand_as(key_SG1D)
+    state.key.scatter_(2, index, key_SG1D.to(state.key.dtype))
+    state.value.scatter_(2, index, value_SG1D.to(state.value.dtype))
 
 
 def _stack(states: list[KeyValueState]) -> KeyValueState | None:

@@ -10,7 +10,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from sdm.layers.attention import GatedAttention, KeyValueState
+from sdm.layers.attention import GatedAttention, KeyValueState, write_
 from sdm.layers.interface import default_heads
 from sdm.layers.streams import Streams
 
@@ -63,7 +63,7 @@ class FullAttention(GatedAttention):
             )
         time = query_BTHD.shape[1]
         query, key, value = (x.transpose(1, 2) for x in (query_BTHD, key_BTGD, value_BTGD))
-        if state is None:
+        if state is None or state.key.shape[2] == 0:
             mixed = query
             if time > 0:
                 mixed = F.scaled_dot_product_attention(query, key, value, is_causal=True, enable_gqa=True)
@@ -85,9 +85,7 @@ class FullAttention(GatedAttention):
         if filled > capacity:
             grown = (0, 0, 0, max(2 * capacity, filled, MIN_CAPACITY) - capacity)
             state.key, state.value = F.pad(state.key, grown), F.pad(state.value, grown)
-        row = torch.arange(len(state.length), device=key_BGD.device)
-        state.key[row, :, state.length] = key_BGD.to(state.key.dtype)
-        state.value[row, :, state.length] = value_BGD.to(state.value.dtype)
+        write_(state, key_BGD, value_BGD, state.length)
         mask = None
         if shortest != longest:
             mask = torch.arange(filled, device=key_BGD.device) <= state.length[:, None, None, None]

@@ -175,9 +175,8 @@ class GatedDeltaNet(nn.Module):
         return projected if self.conv is not None else F.silu(projected)
 
     def _heads(self, projected: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        key_size = self.num_heads * self.key_dim
-        query, key, value = projected.split((key_size, key_size, self.hidden_size), dim=-1)
-        query, key = (_unit(x.unflatten(-1, (self.num_heads, self.key_dim)), self.norm_eps) for x in (query, key))
+        both, value = projected.split((2 * self.num_heads * self.key_dim, self.hidden_size), dim=-1)
+        query, key = _unit(both.unflatten(-1, (-1, self.key_dim)), self.norm_eps).chunk(2, dim=-2)
         return query * self.key_dim**-0.5, key, value.unflatten(-1, (self.num_heads, self.head_dim))
 
     def _gates(self, x: Tensor, valid: Tensor | None) -> tuple[Tensor, Tensor]:

@@ -15,8 +15,11 @@ from torch import Tensor, nn
 def float32_linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
     """A projection in float32, or float64 if the input is; autocast does not lower it."""
     dtype = torch.promote_types(x.dtype, torch.float32)
+    x, weight, bias = x.to(dtype), weight.to(dtype), None if bias is None else bias.to(dtype)
+    if not torch.is_autocast_enabled(x.device.type):
+        return F.linear(x, weight, bias)
     with torch.autocast(x.device.type, enabled=False):
-        return F.linear(x.to(dtype), weight.to(dtype), None if bias is None else bias.to(dtype))
+        return F.linear(x, weight, bias)
 
 
 def decay_gate(x: Tensor, weight: Tensor, bias: Tensor, log_rate: Tensor) -> tuple[Tensor, Tensor]:

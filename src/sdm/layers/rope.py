@@ -12,9 +12,13 @@ def rotation(position: Tensor, head_dim: int, theta: float) -> tuple[Tensor, Ten
     """Cosine and sine of the angles at the positions [...], each [..., 1, head_dim / 2], for the heads to share."""
     # Whole turns are dropped in float64: at position 10^6 the float32 angle itself is off by 0.03.
     dtype = torch.float32 if position.device.type == "mps" else torch.float64
-    exponent = torch.arange(0, head_dim, 2, device=position.device, dtype=dtype) / head_dim
-    turns = position[..., None, None] * (theta**-exponent / (2 * math.pi))
-    angle = ((turns - turns.floor()) * (2 * math.pi)).to(torch.float32)
+    # Channel pair i makes theta^(-2i / head_dim) / 2 pi turns per token.
+    slowest = math.log10(theta) * (2 / head_dim - 1)
+    full_turn = math.log10(2 * math.pi)
+    frequency = torch.logspace(
+        -full_turn, slowest - full_turn, head_dim // 2, base=10.0, dtype=dtype, device=position.device
+    )
+    angle = ((position[..., None, None] * frequency).frac() * (2 * math.pi)).to(torch.float32)
     return angle.cos(), angle.sin()
 
 

@@ -13,7 +13,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from sdm.layers.attention import GatedAttention, KeyValueState
+from sdm.layers.attention import GatedAttention, KeyValueState, write_
 from sdm.layers.interface import check_positive
 from sdm.layers.streams import Streams
 
@@ -86,10 +86,7 @@ class SlidingWindowAttention(GatedAttention):
         )
 
     def _attend_step_(self, query_BHD: Tensor, key_BGD: Tensor, value_BGD: Tensor, state: KeyValueState) -> Tensor:
-        row = torch.arange(key_BGD.shape[0], device=key_BGD.device)
-        place = state.length % self.window
-        state.key[row, :, place] = key_BGD.to(state.key.dtype)
-        state.value[row, :, place] = value_BGD.to(state.value.dtype)
+        write_(state, key_BGD, value_BGD, state.length % self.window)
         filled = torch.arange(self.window, device=key_BGD.device) <= state.length[:, None, None, None]
         key, value = state.key.to(query_BHD.dtype), state.value.to(query_BHD.dtype)
         return F.scaled_dot_product_attention(query_BHD.unsqueeze(2), key, value, attn_mask=filled).squeeze(2)

@@ -96,6 +96,7 @@ class Backward {
       args.first_channel = slab * S;
       args.channels = std::min(S, in_.channels - args.first_channel);
       args.table = table_memory.template as<Real>();
+      args.zeros = !initial_.data;
       args.saved_rows = saved_memory.template as<Real>();
       args.error = shifted(grad_.error);
       args.grad_y = shifted(grad_.y);
@@ -104,13 +105,10 @@ class Backward {
       args.accumulate = slab > first_slab;
       args.lanes = lanes.template as<Real>();
       // The copied channels, then zeros up to the end of the row: padding and gradient.
-      RowCopy copy = {prepared.slot_of_row, rows, args.channels, 2 * S - args.channels, in_.channels, 2 * S};
+      RowCopy copy = {prepared.touched_slots, rows,         prepared.row_of_slot, args.channels,
+                      2 * S - args.channels,  in_.channels, 2 * S};
       const int64_t offset = state_offset(prepared, initial_.per_sequence) + args.first_channel;
-      if (!initial_.data) {
-        std::memset(args.table, 0, static_cast<std::size_t>(rows * 2 * S) * sizeof(Real));
-      } else {
-        kernels_.gather(copy, static_cast<const Real*>(initial_.data) + offset, args.table);
-      }
+      if (initial_.data) kernels_.gather(copy, static_cast<const Real*>(initial_.data) + offset, args.table);
       kernels_.replay[kind_](stream, args);
       copy.cleared = 0;
       if (grad_.final_state) {

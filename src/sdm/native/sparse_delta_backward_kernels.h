@@ -48,6 +48,7 @@ SDM_INLINE void replay_slab(const Stream<Real>& stream, const BackwardSlab<Real>
     const Real* push = stream.push + t * stream.push_stride;
     const Real* factor = stream.factor + (PerWrite ? t * W : t);
     const int64_t at = t * stream.heads * stream.channels + slab.first_channel;
+    if (slab.zeros) clear_new_rows<2 * S>(stream, t, slab.table);
     const T u = pushed<Real, S, Retrieves>(stream, slab, t, at);
     for (int i = 0; i < W; ++i) {
       Real* row = slab.table + int64_t{write_row[i]} * (2 * S);

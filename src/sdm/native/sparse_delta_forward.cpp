@@ -8,16 +8,17 @@
 
 namespace sdm {
 
-// A table that stays in the cache is several times faster than one that does not, so slabs are cut as wide as fits.
-// A table that fits at no width is cut wide: then the price is the number of visits to memory, not their length.
-constexpr int64_t kTableBytes = int64_t{6} << 20;
-constexpr int64_t kLargestTableBytes = int64_t{12} << 20;
+// 32 channels keep the rows of a token in the first cache. A table larger than a thread's share of the last cache is
+// cut narrower, and one that fits at no width is cut wide: then the price is the number of visits to memory, not their
+// length.
+constexpr int64_t kTableBytes = int64_t{10} << 20;
+constexpr int kWidest = 0, kPreferred = 1;
 
 int slab_kind(int64_t rows, int64_t channels, int64_t bytes_per_row_and_channel) {
   const auto bytes = [&](int kind) { return rows * kSlabWidths[kind] * bytes_per_row_and_channel; };
-  int kind = 0;
+  int kind = kPreferred;
   while (kind + 1 < kSlabKinds && bytes(kind) > kTableBytes) ++kind;
-  if (bytes(kind) > kLargestTableBytes) kind = 0;
+  if (bytes(kind) > kTableBytes) kind = kWidest;
   // Two slabs at least, where there are channels for it, so that two threads have work.
   while (kind + 1 < kSlabKinds && kSlabWidths[kind] >= channels) ++kind;
   return kind;
@@ -74,16 +75,13 @@ class Forward {
   void run_slab(const PreparedStream<Real>& prepared, int kind, int64_t first_channel) {
     const int64_t width = kSlabWidths[kind], rows = prepared.row_count;
     const int64_t channels = std::min(width, in_.channels - first_channel);
-    const RowCopy copy = {prepared.slot_of_row, rows, channels, width - channels, in_.channels, width};
+    const RowCopy copy = {prepared.touched_slots, rows,         prepared.row_of_slot, channels,
+                          width - channels,       in_.channels, width};
     Scratch memory(static_cast<std::size_t>(rows * width) * sizeof(Real));
     Real* table = memory.template as<Real>();
-    if (initial_.data) {
-      gather(copy, state_offset(prepared, initial_.per_sequence) + first_channel, table);
-    } else {
-      std::memset(table, 0, static_cast<std::size_t>(rows * width) * sizeof(Real));
-    }
-    kernels_.forward[kind](prepared.stream, {first_channel, channels, width, table, tokens_of(y_, prepared),
-                                             tokens_of(error_, prepared)});
+    if (initial_.data) gather(copy, state_offset(prepared, initial_.per_sequence) + first_channel, table);
+    kernels_.forward[kind](prepared.stream, {first_channel, channels, width, table, !initial_.data,
+                                             tokens_of(y_, prepared), tokens_of(error_, prepared)});
     if (!final_) return;
     const int64_t offset = state_offset(prepared, true) + first_channel;
     if (final_bf16_) {
@@ -102,10 +100,10 @@ class Forward {
       Real* to = static_cast<Real*>(final_) + state_offset(prepared, true);
       for (int64_t n = begin; n < end; ++n) {
         if (prepared.row_of_slot[n] >= 0) continue;
-        const auto slot = static_cast<int32_t>(n);
-        const RowCopy copy = {&slot, 1, in_.channels, 0, in_.channels, in_.channels};
+        const int32_t first = 0;
+        const RowCopy copy = {&first, 1, &first, in_.channels, 0, in_.channels, in_.channels};
         if (initial_.data) {
-          gather(copy, state_offset(prepared, initial_.per_sequence), to + n * in_.channels);
+          gather(copy, state_offset(prepared, initial_.per_sequence) + n * in_.channels, to + n * in_.channels);
         } else {
           std::memset(to + n * in_.channels, 0, static_cast<std::size_t>(in_.channels) * sizeof(Real));
         }
@@ -141,7 +139,7 @@ class Forward {
         const int64_t offset = state_offset(prepared, true) + piece.first_channel;
         void* table = final_bf16_ ? static_cast<void*>(static_cast<BFloat16*>(final_) + offset)
                                   : static_cast<void*>(static_cast<Real*>(final_) + offset);
-        piece.run(prepared.stream, {piece.first_channel, piece.channels, in_.channels, table,
+        piece.run(prepared.stream, {piece.first_channel, piece.channels, in_.channels, table, false,
                                     tokens_of(y_, prepared), tokens_of(error_, prepared)});
       }
     });

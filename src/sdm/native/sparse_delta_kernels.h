@@ -137,6 +137,14 @@ SDM_INLINE Tile<Real, S> weighted_rows(const Stored* table, int64_t stride, cons
   return sum[0];
 }
 
+// Zeros for the rows that are touched for the first time at token t; Columns of the table at a time.
+template <int Columns, class Real, class Stored>
+SDM_INLINE void clear_new_rows(const Stream<Real>& stream, int64_t t, Stored* table) {
+  for (int64_t row = stream.rows_before[t]; row < stream.rows_before[t + 1]; ++row) {
+    std::memset(table + row * Columns, 0, Columns * sizeof(Stored));
+  }
+}
+
 // ---- forward ------------------------------------------------------------------------------------------------------
 
 template <class Real, class Stored, int S, bool Retrieves, bool PerWrite>
@@ -158,6 +166,7 @@ SDM_INLINE void forward_slab(const Stream<Real>& stream, const ForwardSlab<Real>
     const Rows none = {table, stride, nullptr, 0}, reads = {table, stride, read_row, R};
     const Rows next_writes = {table, stride, write_row + W, t + 1 < stream.tokens ? W : 0};
 
+    if (slab.zeros) clear_new_rows<S>(stream, t, table);
     if (t + 1 < stream.tokens) prefetch_range<S * static_cast<int>(sizeof(Real))>(stream.value + at + token_stride);
     T u = load_channels<Real, S>(stream.value + at, slab.channels);
     if constexpr (Retrieves) {
@@ -229,19 +238,19 @@ void forward_rest(const Stream<Real>& stream, const ForwardSlab<Real>& slab) {
 
 // ---- copies -------------------------------------------------------------------------------------------------------
 
-constexpr int kCopyAhead = 16;
+constexpr int kCopyAhead = 48;
 
 template <class Real, class Stored>
 void gather(const RowCopy& copy, const Stored* state, Real* table) {
   constexpr int L = kLanes<Real>;
   for (int64_t r = 0; r < copy.count; ++r) {
     const int64_t ahead = r + kCopyAhead < copy.count ? r + kCopyAhead : r;
-    const Stored* from = state + copy.rows[r] * copy.state_stride;
-    const char* next = reinterpret_cast<const char*>(state + copy.rows[ahead] * copy.state_stride);
+    const Stored* from = state + copy.slots[r] * copy.state_stride;
+    const char* next = reinterpret_cast<const char*>(state + copy.slots[ahead] * copy.state_stride);
     for (int64_t b = 0; b < copy.channels * static_cast<int64_t>(sizeof(Stored)); b += 64) {
       __builtin_prefetch(next + b, 0, 0);
     }
-    Real* to = table + r * copy.table_stride;
+    Real* to = table + copy.row_of_slot[copy.slots[r]] * copy.table_stride;
     int64_t c = 0;
     for (; c + L <= copy.channels; c += L) store(to + c, load_row(from + c));
     for (; c < copy.channels; ++c) to[c] = to_real(from[c]);
@@ -253,8 +262,8 @@ template <class Real, class Stored, bool Add>
 void scatter(const RowCopy& copy, const Real* table, Stored* state) {
   constexpr int L = kLanes<Real>;
   for (int64_t r = 0; r < copy.count; ++r) {
-    Stored* to = state + copy.rows[r] * copy.state_stride;
-    const Real* from = table + r * copy.table_stride;
+    Stored* to = state + copy.slots[r] * copy.state_stride;
+    const Real* from = table + copy.row_of_slot[copy.slots[r]] * copy.table_stride;
     int64_t c = 0;
     for (; c + L <= copy.channels; c += L) store_row(to + c, Add ? load_row(to + c) + load(from + c) : load(from + c));
     for (; c < copy.channels; ++c) assign(to[c], Add ? to_real(to[c]) + from[c] : from[c]);

@@ -3,8 +3,9 @@
 // Letters: H heads, N slots, D value channels, W writes and R reads per token, S channels of one slab.
 //
 // Every value channel runs its own recurrence, so the work of one sequence and head (a "stream") is cut into slabs of
-// S channels. The touched slots of a stream are numbered 0, 1, ... in slot order ("rows"), and a slab keeps its part of
-// those rows in one contiguous table that stays in the cache while time runs.
+// S channels. The touched slots of a stream are numbered 0, 1, ... in the order of their first touch ("rows"), and a slab
+// keeps its part of those rows in one contiguous table that stays in the cache while time runs. In that order, rows that
+// are used together lie together, and rows that are new to a token lie at the end of the table.
 //
 // Both update rules are one affine step per row:  M[i] <- factor_i M[i] + push_i u
 //     delta:  factor = exp(g),                push = k,         u = beta (v - sum_i k_i exp(g) M[i])
@@ -31,6 +32,7 @@ struct Stream {
   bool factor_per_write;  // factor is [tokens, W]; else [tokens]
   const int32_t* write_row;   // [tokens, W]
   const int32_t* read_row;    // [tokens, R]
+  const int32_t* rows_before;  // [tokens + 1] how many rows are touched before token t
   const Real* factor;         // [tokens] or [tokens, W]
   const Real* inverse;        // 1 / factor, same shape; backward only
   const Real* push;           // [tokens, W], token t at push + t * push_stride
@@ -49,6 +51,7 @@ struct ForwardSlab {
   int64_t channels;  // at most S; a table of its own is padded to S
   int64_t row_stride;
   void* table;
+  bool zeros;  // the table starts as zeros, which the loop writes when it first comes to a row
   Real* y;      // all channels, like value
   Real* error;  // v - retrieved, like value; null: not wanted
 };
@@ -59,6 +62,7 @@ struct BackwardSlab {
   int64_t first_channel;
   int64_t channels;
   Real* table;       // [rows, 2, S]
+  bool zeros;        // as in ForwardSlab; the gradient is zeroed with the memory
   Real* saved_rows;  // [saved, S]
   const Real* error;
   const Real* grad_y;
@@ -79,10 +83,11 @@ constexpr int kSlabKinds = 3;
 // Channels left over by the slabs of an in-place table go through a slower loop of any width below this.
 constexpr int kSmallestSlab = 16;
 
-// Copies between the caller's states and a slab's table; `rows[r]` is the slot of row r.
+// Copies between the caller's states and a slab's table, in the order of the slots.
 struct RowCopy {
-  const int32_t* rows;
+  const int32_t* slots;  // [count] ascending
   int64_t count;
+  const int32_t* row_of_slot;
   int64_t channels;      // copied per row
   int64_t cleared;       // set to zero in the table behind them (gather only)
   int64_t state_stride;  // elements between slots

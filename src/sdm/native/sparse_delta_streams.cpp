@@ -2,7 +2,6 @@
 
 #include <algorithm>
 #include <cmath>
-#include <cstring>
 #include <limits>
 #include <mutex>
 #include <stdexcept>
@@ -74,7 +73,7 @@ T* allocate(PreparedStream<Real>& prepared, int64_t count) {
   return prepared.memory.back()->template as<T>();
 }
 
-// Everything that one pass over the tokens of a stream fills in. touched: [N] bytes, or null.
+// Everything that one pass over the tokens of a stream fills in.
 template <class Real>
 struct Filled {
   int32_t* write_row;
@@ -82,13 +81,7 @@ struct Filled {
   Real* factor;
   Real* inverse;
   Real* push;
-  uint8_t* touched;
 };
-
-void mark(uint8_t* touched, const int32_t* slots, int32_t count) {
-  // Several threads may mark one slot.
-  for (int32_t i = 0; i < count; ++i) __atomic_store_n(touched + slots[i], uint8_t{1}, __ATOMIC_RELAXED);
-}
 
 template <class Real, class Index>
 void fill(const SparseDeltaInputs<Real>& in, const PreparedStream<Real>& prepared, const Filled<Real>& out,
@@ -118,10 +111,6 @@ void fill(const SparseDeltaInputs<Real>& in, const PreparedStream<Real>& prepare
     if (!narrow(static_cast<const Index*>(in.read_index) + cell * R, R, in.slots, read_row, &ascending, &bad)) {
       return error.report(cell, true, outside("read_index"));
     }
-    if (out.touched) {
-      mark(out.touched, write_row, W);
-      mark(out.touched, read_row, R);
-    }
     const int32_t gates = in.decay_per_write ? W : 1;
     const Real* log_decay = in.log_decay + cell * gates;
     for (int32_t i = 0; i < gates; ++i) {
@@ -147,20 +136,38 @@ void fill(const SparseDeltaInputs<Real>& in, const PreparedStream<Real>& prepare
   }
 }
 
-// Numbers the touched slots in slot order.
-template <class Real>
-void number_rows(PreparedStream<Real>& prepared, const uint8_t* touched, int64_t slots) {
-  int32_t next = 0;
-  for (int64_t slot = 0; slot < slots; ++slot) {
-    prepared.slot_of_row[next] = static_cast<int32_t>(slot);
-    prepared.row_of_slot[slot] = touched[slot] ? next : -1;
-    next += touched[slot];
+// Replaces slots by rows, numbering them as they come.
+int32_t number(int32_t* slots, int32_t count, int32_t* row_of_slot, int32_t next) {
+  for (int32_t i = 0; i < count; ++i) {
+    int32_t& row = row_of_slot[slots[i]];
+    if (row < 0) row = next++;
+    slots[i] = row;
   }
-  prepared.row_count = next;
+  return next;
 }
 
-void translate(int32_t* rows, int64_t count, const int32_t* row_of_slot) {
-  for (int64_t i = 0; i < count; ++i) rows[i] = row_of_slot[rows[i]];
+template <class Real>
+void number_rows(PreparedStream<Real>& prepared, const Filled<Real>& filled, int64_t slots) {
+  const Stream<Real>& stream = prepared.stream;
+  auto* rows_before = allocate<int32_t>(prepared, stream.tokens + 1);
+  prepared.row_of_slot = allocate<int32_t>(prepared, slots);
+  std::fill(prepared.row_of_slot, prepared.row_of_slot + slots, -1);
+  int32_t rows = 0;
+  for (int64_t t = 0; t < stream.tokens; ++t) {
+    rows_before[t] = rows;
+    rows = number(filled.write_row + t * stream.writes, stream.writes, prepared.row_of_slot, rows);
+    rows = number(filled.read_row + t * stream.reads, stream.reads, prepared.row_of_slot, rows);
+  }
+  rows_before[stream.tokens] = rows;
+  prepared.stream.rows_before = rows_before;
+  prepared.row_count = rows;
+  // One place more than there are rows: the loop below writes before it knows whether to keep.
+  prepared.touched_slots = allocate<int32_t>(prepared, int64_t{rows} + 1);
+  int64_t count = 0;
+  for (int64_t slot = 0; slot < slots; ++slot) {
+    prepared.touched_slots[count] = static_cast<int32_t>(slot);
+    count += prepared.row_of_slot[slot] >= 0;
+  }
 }
 
 template <class Real>
@@ -220,7 +227,6 @@ template <class Real>
 std::vector<PreparedStream<Real>> prepare(const SparseDeltaInputs<Real>& in, int64_t first, int64_t count, Rows rows,
                                           const InversionPlan* plan) {
   const int32_t W = in.writes, R = in.reads;
-  const bool compact = rows == Rows::kCompact;
   std::vector<PreparedStream<Real>> set(count);
   std::vector<Filled<Real>> filled(count);
   struct Piece {
@@ -241,12 +247,6 @@ std::vector<PreparedStream<Real>> prepare(const SparseDeltaInputs<Real>& in, int
     out.factor = allocate<Real>(prepared, factors);
     out.inverse = plan ? allocate<Real>(prepared, factors) : nullptr;
     out.push = in.slot_rule ? allocate<Real>(prepared, tokens * W) : nullptr;
-    out.touched = compact ? allocate<uint8_t>(prepared, in.slots) : nullptr;
-    if (compact) {
-      prepared.slot_of_row = allocate<int32_t>(prepared, in.slots + 1);
-      prepared.row_of_slot = allocate<int32_t>(prepared, in.slots);
-      std::memset(out.touched, 0, static_cast<std::size_t>(in.slots));
-    }
     Stream<Real>& stream = prepared.stream;
     stream = {};
     stream.tokens = tokens;
@@ -275,17 +275,11 @@ std::vector<PreparedStream<Real>> prepare(const SparseDeltaInputs<Real>& in, int
     run(in, set[piece.stream], filled[piece.stream], piece.first, piece.last, error);
   });
   error.rethrow();
-  if (!compact) return set;
-  parallel_for(count, in.threads, [&](int64_t n) { number_rows(set[n], filled[n].touched, in.slots); });
-  parallel_for(pieces_count, in.threads, [&](int64_t p) {
-    const Piece& piece = pieces[p];
-    const int64_t tokens = piece.last - piece.first;
-    translate(filled[piece.stream].write_row + piece.first * W, tokens * W, set[piece.stream].row_of_slot);
-    translate(filled[piece.stream].read_row + piece.first * R, tokens * R, set[piece.stream].row_of_slot);
+  if (rows == Rows::kSlots) return set;
+  parallel_for(count, in.threads, [&](int64_t n) {
+    number_rows(set[n], filled[n], in.slots);
+    if (plan) plan_inversions(set[n], *plan);
   });
-  if (plan) {
-    parallel_for(count, in.threads, [&](int64_t n) { plan_inversions(set[n], *plan); });
-  }
   return set;
 }
 

@@ -49,7 +49,7 @@ struct InversionPlan {
 
 enum class Rows {
   kSlots,     // rows are the slots themselves: for tables updated in place
-  kCompact,   // rows are the touched slots in slot order
+  kCompact,   // rows are the touched slots, numbered as they are first touched
 };
 
 // One sequence and head, with the arrays that its Stream points into.
@@ -59,8 +59,8 @@ struct PreparedStream {
   Stream<Real> stream;
   int64_t row_count = 0;
   int64_t saved_count = 0;
-  int32_t* slot_of_row = nullptr;  // [row_count]
-  int32_t* row_of_slot = nullptr;  // [N], -1 where untouched
+  int32_t* touched_slots = nullptr;  // [row_count], ascending
+  int32_t* row_of_slot = nullptr;    // [N], -1 where untouched
   std::vector<std::unique_ptr<Scratch>> memory;
 };
 

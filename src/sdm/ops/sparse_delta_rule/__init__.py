@@ -105,7 +105,11 @@ def sparse_delta_step_(
     check_shapes(tokens, state, None, None, update, time="")
     check_no_gradients("sparse_delta_step_", "sparse_delta_rule", state, *tokens)
     dtype = compute_dtype(*tokens, state)
-    if choose_backend("auto", value.device, dtype) == "native" and state.is_contiguous() and state.dtype in _NATIVE_STATES:
+    if (
+        choose_backend("auto", value.device, dtype) == "native"
+        and state.is_contiguous()
+        and state.dtype in _NATIVE_STATES
+    ):
         return sparse_delta_step_native_(state, *tokens, update)
     y = sparse_delta_step_reference_(state, tokens.floats_to(dtype), update)
     return y.to(value.dtype)

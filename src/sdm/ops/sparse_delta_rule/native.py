@@ -9,33 +9,17 @@ reach the final memory, copying the few old rows that its plan names, and then w
 
 from __future__ import annotations
 
+from typing import Any, NamedTuple
+
 import torch
 from torch import Tensor
 
-from sdm.native import core, require_core
+from sdm.native import require_core
+from sdm.ops.sparse_delta_rule.inputs import Tokens
 
 # A copied row costs memory traffic, an inverted one up to exp(threshold) units of rounding; see the README of this op.
 INVERSION_THRESHOLD = 3.0
 MAX_INVERSIONS = 1024
-
-_library = torch.library.Library("sdm", "FRAGMENT")
-_INPUTS = (
-    "Tensor write_index, Tensor write_weight, Tensor value, Tensor beta, Tensor log_decay, "
-    "Tensor read_index, Tensor read_weight, Tensor? initial_state, int num_slots, Tensor? cu_seqlens, bool slot_rule"
-)
-_library.define(
-    f"sparse_delta_rule({_INPUTS}, bool output_final_state, bool save_error, float threshold, int max_inversions)"
-    " -> (Tensor y, Tensor final_state, Tensor error)"
-)
-_library.define(
-    f"sparse_delta_rule_backward(Tensor? grad_y, Tensor? grad_final_state, Tensor error, {_INPUTS}, "
-    "bool grad_initial, float threshold, int max_inversions)"
-    " -> (Tensor, Tensor, Tensor, Tensor, Tensor, Tensor)"
-)
-_library.define(
-    "sparse_delta_rule_(Tensor(a!) state, Tensor write_index, Tensor write_weight, Tensor value, Tensor beta, "
-    "Tensor log_decay, Tensor read_index, Tensor read_weight, Tensor? cu_seqlens, bool slot_rule) -> Tensor"
-)
 
 
 def sparse_delta_rule_native(
@@ -60,27 +44,21 @@ def sparse_delta_rule_native(
     infinity (with a huge `max_inversions`) none.
     """
     dtype = torch.float64 if value.dtype == torch.float64 else torch.float32
-    floats = [x.to(dtype) for x in (write_weight, value, beta, log_decay, read_weight)]
-    track = torch.is_grad_enabled() and any(
-        x.requires_grad for x in (*floats, *(() if initial_state is None else (initial_state,)))
-    )
-    if initial_state is not None and not (initial_state.dtype == torch.bfloat16 and not track):
+    tokens = _kernel_types(Tokens(write_index, write_weight, value, beta, log_decay, read_index, read_weight), dtype)
+    needs_grad = [x.requires_grad for x in (*tokens, initial_state) if x is not None]
+    track = torch.is_grad_enabled() and any(needs_grad)
+    # Without gradients a bfloat16 state is read as it is, at half the traffic.
+    if initial_state is not None and (track or initial_state.dtype != torch.bfloat16 or dtype == torch.float64):
         initial_state = initial_state.to(dtype)
-    write_weight, value_, beta, log_decay, read_weight = floats
+    slot_rule = update == "slot"
     y, final_state, _ = torch.ops.sdm.sparse_delta_rule(
-        _kernel_index(write_index),
-        write_weight,
-        value_,
-        beta,
-        log_decay,
-        _kernel_index(read_index),
-        read_weight,
+        *tokens,
         initial_state,
         num_slots,
         cu_seqlens,
-        update == "slot",
+        slot_rule,
         output_final_state,
-        track and update != "slot",
+        track and not slot_rule,
         threshold,
         max_inversions,
     )
@@ -99,20 +77,16 @@ def sparse_delta_rule_native_(
     cu_seqlens: Tensor | None = None,
     update: str = "delta",
 ) -> Tensor:
-    """Runs T tokens over `state` [S,H,N,D] (float32, float64 or bfloat16) in place, without gradients."""
+    """Runs tokens over `state` [S,H,N,D] (contiguous; float32, float64 or bfloat16) in place, without gradients.
+
+    The tokens are [B,T,H,...], or [B,H,...] for a single step.
+    """
     dtype = torch.float64 if state.dtype == torch.float64 else torch.float32
-    arguments = (
-        state,
-        _kernel_index(write_index),
-        *(x.to(dtype) for x in (write_weight, value, beta, log_decay)),
-        _kernel_index(read_index),
-        read_weight.to(dtype),
-        cu_seqlens,
-        update == "slot",
-    )
-    # A decode step is mostly overhead; outside of torch.compile the dispatcher has nothing to add.
-    op = torch.ops.sdm.sparse_delta_rule_ if torch.compiler.is_compiling() else _forward_in_place
-    return op(*arguments).to(value.dtype)
+    tokens = _kernel_types(Tokens(write_index, write_weight, value, beta, log_decay, read_index, read_weight), dtype)
+    # A decode step is mostly overhead, and outside of torch.compile the dispatcher has nothing to add.
+    run = torch.ops.sdm.sparse_delta_rule_ if torch.compiler.is_compiling() else _forward_in_place
+    y: Tensor = run(state, *tokens, cu_seqlens, update == "slot")
+    return y if y.dtype == value.dtype else y.to(value.dtype)
 
 
 def sparse_delta_step_native_(
@@ -127,8 +101,9 @@ def sparse_delta_step_native_(
     update: str = "delta",
 ) -> Tensor:
     """One token for each sequence: shapes without T, `state` [B,H,N,D] updated in place."""
-    tokens = (x.unsqueeze(1) for x in (write_index, write_weight, value, beta, log_decay, read_index, read_weight))
-    return sparse_delta_rule_native_(state, *tokens, None, update).squeeze(1)
+    return sparse_delta_rule_native_(
+        state, write_index, write_weight, value, beta, log_decay, read_index, read_weight, None, update
+    )
 
 
 def saved_rows(
@@ -145,239 +120,166 @@ def saved_rows(
     max_inversions: int = MAX_INVERSIONS,
 ) -> int:
     """How many of the B*T*H*W old rows backward copies instead of recovering them by inversion."""
-    tensors = (write_index, write_weight, value, beta, log_decay, read_index, read_weight)
-    inputs = _prepared(*tensors, num_slots, None, update == "slot")
-    return require_core().sparse_delta_rule_saved_rows(*_problem(*inputs), threshold, max_inversions)
+    tokens = Tokens(write_index, write_weight, value, beta, log_decay, read_index, read_weight)
+    problem = _Problem(tokens, None, num_slots, None, update == "slot").prepared()
+    return require_core().sparse_delta_rule_saved_rows(*problem.numbers(), threshold, max_inversions)
 
 
-def _kernel_index(index: Tensor) -> Tensor:
-    return index if index.dtype in (torch.int32, torch.int64) else index.to(torch.int32)
+def _kernel_types(tokens: Tokens, dtype: torch.dtype) -> Tokens:
+    """Floats of one dtype, indices of 32 or 64 bits."""
+    write, *floats, read = (*tokens[:5], tokens.read_weight, tokens.read_index)
+    write_weight, value, beta, log_decay, read_weight = (x if x.dtype == dtype else x.to(dtype) for x in floats)
+    if write.dtype != read.dtype or write.dtype not in (torch.int32, torch.int64):
+        write, read = write.to(torch.int64), read.to(torch.int64)
+    return Tokens(write, write_weight, value, beta, log_decay, read, read_weight)
+
+
+class _Problem(NamedTuple):
+    """The arguments that all registered ops share."""
+
+    tokens: Tokens
+    initial_state: Tensor | None
+    num_slots: int
+    cu_seqlens: Tensor | None
+    slot_rule: bool
+
+    @staticmethod
+    def of(arguments: tuple[Any, ...]) -> tuple[_Problem, tuple[Any, ...]]:
+        """From an op's flat arguments: the problem, and what comes after it."""
+        return _Problem(Tokens(*arguments[:7]), *arguments[7:11]), arguments[11:]
+
+    @property
+    def sequences(self) -> int:
+        return self.tokens.value.shape[0] if self.cu_seqlens is None else self.cu_seqlens.numel() - 1
+
+    def prepared(self) -> _Problem:
+        """Contiguous, as the core needs it. Keep it alive for as long as `numbers()` are in use."""
+        cu_seqlens = self.cu_seqlens
+        if cu_seqlens is not None:
+            cu_seqlens = cu_seqlens.to(torch.int64).contiguous()
+        initial = self.initial_state if self.initial_state is None else self.initial_state.contiguous()
+        return _Problem(
+            Tokens(*(x.contiguous() for x in self.tokens)), initial, self.num_slots, cu_seqlens, self.slot_rule
+        )
+
+    def numbers(self) -> tuple[Any, ...]:
+        """What every function of the core is told first: sizes, flags and the token arrays."""
+        write_index, write_weight, value, beta, log_decay, read_index, read_weight = self.tokens
+        return (
+            value.dtype == torch.float64,
+            torch.get_num_threads(),
+            self.sequences,
+            value.shape[1] if value.dim() == 4 else 1,
+            value.shape[-2],
+            self.num_slots,
+            value.shape[-1],
+            write_index.shape[-1],
+            read_index.shape[-1],
+            write_index.dtype == torch.int64,
+            log_decay.dim() == value.dim(),
+            self.slot_rule,
+            _pointer(self.cu_seqlens),
+            write_index.data_ptr(),
+            write_weight.data_ptr(),
+            value.data_ptr(),
+            beta.data_ptr(),
+            log_decay.data_ptr(),
+            read_index.data_ptr(),
+            read_weight.data_ptr(),
+        )
+
+    def initial_numbers(self) -> tuple[Any, ...]:
+        """The initial state: where it is, and whether there is one per sequence."""
+        return _pointer(self.initial_state), self.initial_state is not None and self.initial_state.dim() == 4
 
 
 def _pointer(x: Tensor | None) -> int | None:
     return None if x is None else x.data_ptr()
 
 
-def _contiguous(*tensors: Tensor | None) -> list[Tensor | None]:
-    return [None if x is None else x.contiguous() for x in tensors]
+def _empty_outputs(*arguments: Any) -> tuple[Tensor, Tensor, Tensor]:
+    problem, (output_final_state, save_error, *_) = _Problem.of(arguments)
+    value = problem.tokens.value
+    shape = (problem.sequences, value.shape[2], problem.num_slots, value.shape[3])
+    y = torch.empty_like(value, memory_format=torch.contiguous_format)
+    final_state = value.new_empty(shape if output_final_state else (0,))
+    return y, final_state, torch.empty_like(y) if save_error else value.new_empty(0)
 
 
-def _problem(
-    write_index: Tensor,
-    write_weight: Tensor,
-    value: Tensor,
-    beta: Tensor,
-    log_decay: Tensor,
-    read_index: Tensor,
-    read_weight: Tensor,
-    num_slots: int,
-    cu_seqlens: Tensor | None,
-    slot_rule: bool,
-) -> tuple:
-    """What every function of the core is told first: sizes, flags and the token arrays."""
-    B, T, H, D = value.shape
-    if write_index.dtype != read_index.dtype:
-        raise TypeError(f"write_index is {write_index.dtype} but read_index {read_index.dtype}")
-    return (
-        value.dtype == torch.float64,
-        torch.get_num_threads(),
-        B if cu_seqlens is None else cu_seqlens.numel() - 1,
-        T,
-        H,
-        num_slots,
-        D,
-        write_index.shape[-1],
-        read_index.shape[-1],
-        write_index.dtype == torch.int64,
-        log_decay.dim() == 4,
-        slot_rule,
-        _pointer(cu_seqlens),
-        write_index.data_ptr(),
-        write_weight.data_ptr(),
-        value.data_ptr(),
-        beta.data_ptr(),
-        log_decay.data_ptr(),
-        read_index.data_ptr(),
-        read_weight.data_ptr(),
-    )
-
-
-def _prepared(*inputs: Tensor | int | bool | None) -> list:
-    """The arguments of `_problem`, contiguous, with both indices of one width and cu_seqlens as int64."""
-    *tensors, num_slots, cu_seqlens, slot_rule = inputs
-    tensors = _contiguous(*tensors)
-    if tensors[0].dtype != tensors[5].dtype:
-        tensors[0], tensors[5] = tensors[0].to(torch.int64), tensors[5].to(torch.int64)
-    if cu_seqlens is not None:
-        cu_seqlens = cu_seqlens.to(torch.int64).contiguous()
-    return [*tensors, num_slots, cu_seqlens, slot_rule]
-
-
-def _forward(
-    write_index: Tensor,
-    write_weight: Tensor,
-    value: Tensor,
-    beta: Tensor,
-    log_decay: Tensor,
-    read_index: Tensor,
-    read_weight: Tensor,
-    initial_state: Tensor | None,
-    num_slots: int,
-    cu_seqlens: Tensor | None,
-    slot_rule: bool,
-    output_final_state: bool,
-    save_error: bool,
-    threshold: float,
-    max_inversions: int,
-) -> tuple[Tensor, Tensor, Tensor]:
-    inputs = _prepared(
-        write_index, write_weight, value, beta, log_decay, read_index, read_weight, num_slots, cu_seqlens, slot_rule
-    )
-    (initial,) = _contiguous(initial_state)
-    y, final_state, error = _empty_outputs(value, num_slots, cu_seqlens, output_final_state, save_error)
+def _forward(*arguments: Any) -> tuple[Tensor, Tensor, Tensor]:
+    problem, (output_final_state, save_error, *_) = _Problem.of(arguments)
+    problem = problem.prepared()
+    y, final_state, error = _empty_outputs(*arguments)
     require_core().sparse_delta_rule_forward(
-        *_problem(*inputs),
-        _pointer(initial),
-        initial is not None and initial.dim() == 4,
-        initial is not None and initial.dtype == torch.bfloat16,
+        *problem.numbers(),
+        *problem.initial_numbers(),
+        problem.initial_state is not None and problem.initial_state.dtype == torch.bfloat16,
         y.data_ptr(),
-        error.data_ptr() if save_error else None,
-        final_state.data_ptr() if output_final_state else None,
+        _pointer(error if save_error else None),
+        _pointer(final_state if output_final_state else None),
         False,
     )
     return y, final_state, error
 
 
-def _empty_outputs(
-    value: Tensor, num_slots: int, cu_seqlens: Tensor | None, output_final_state: bool, save_error: bool
-) -> tuple[Tensor, Tensor, Tensor]:
-    B, _, H, D = value.shape
-    sequences = B if cu_seqlens is None else cu_seqlens.numel() - 1
-    y = torch.empty_like(value, memory_format=torch.contiguous_format)
-    final_state = value.new_empty((sequences, H, num_slots, D) if output_final_state else (0,))
-    error = torch.empty_like(y) if save_error else value.new_empty(0)
-    return y, final_state, error
+def _empty_gradients(*arguments: Any) -> tuple[Tensor, ...]:
+    problem, (grad_initial, *_) = _Problem.of(arguments[3:])
+    floats = [x for x in problem.tokens if x.is_floating_point()]
+    if grad_initial and problem.initial_state is not None:
+        floats.append(problem.initial_state)
+    grads = [torch.empty_like(x, memory_format=torch.contiguous_format) for x in floats]
+    return *grads, *(floats[0].new_empty(0) for _ in range(6 - len(grads)))
 
 
-def _forward_fake(
-    write_index: Tensor,
-    write_weight: Tensor,
-    value: Tensor,
-    beta: Tensor,
-    log_decay: Tensor,
-    read_index: Tensor,
-    read_weight: Tensor,
-    initial_state: Tensor | None,
-    num_slots: int,
-    cu_seqlens: Tensor | None,
-    slot_rule: bool,
-    output_final_state: bool,
-    save_error: bool,
-    threshold: float,
-    max_inversions: int,
-) -> tuple[Tensor, Tensor, Tensor]:
-    return _empty_outputs(value, num_slots, cu_seqlens, output_final_state, save_error)
-
-
-def _empty_gradients(inputs: tuple, grad_initial: bool) -> tuple[Tensor, ...]:
-    _, write_weight, value, beta, log_decay, _, read_weight, initial_state, *_ = inputs
-    likes = (write_weight, value, beta, log_decay, read_weight)
-    grads = [torch.empty_like(x, memory_format=torch.contiguous_format) for x in likes]
-    if grad_initial:
-        grads.append(torch.empty_like(initial_state, memory_format=torch.contiguous_format))
-    else:
-        grads.append(value.new_empty(0))
-    return tuple(grads)
-
-
-def _backward(
-    grad_y: Tensor | None,
-    grad_final_state: Tensor | None,
-    error: Tensor,
-    *rest: Tensor | int | float | bool | None,
-) -> tuple[Tensor, ...]:
-    *inputs, grad_initial, threshold, max_inversions = rest
-    *tokens, initial_state, num_slots, cu_seqlens, slot_rule = inputs
-    value = tokens[2]
-    if grad_y is None:
-        grad_y = torch.zeros_like(value)
-    prepared = _prepared(*tokens, num_slots, cu_seqlens, slot_rule)
-    initial, grad_y, grad_final_state = _contiguous(initial_state, grad_y, grad_final_state)
-    grads = _empty_gradients(tuple(inputs), grad_initial)
+def _backward(*arguments: Any) -> tuple[Tensor, ...]:
+    grad_y, grad_final_state, error = arguments[:3]
+    problem, (grad_initial, threshold, max_inversions) = _Problem.of(arguments[3:])
+    problem = problem.prepared()
+    grad_y = torch.zeros_like(problem.tokens.value) if grad_y is None else grad_y.contiguous()
+    grad_final_state = None if grad_final_state is None else grad_final_state.contiguous()
+    grads = _empty_gradients(*arguments)
     require_core().sparse_delta_rule_backward(
-        *_problem(*prepared),
-        _pointer(initial),
-        initial is not None and initial.dim() == 4,
+        *problem.numbers(),
+        *problem.initial_numbers(),
         threshold,
         max_inversions,
-        None if slot_rule else error.data_ptr(),
+        _pointer(None if problem.slot_rule else error),
         grad_y.data_ptr(),
         _pointer(grad_final_state),
         *(x.data_ptr() for x in grads[:5]),
-        grads[5].data_ptr() if grad_initial else None,
+        _pointer(grads[5] if grad_initial else None),
     )
     return grads
 
 
-def _backward_fake(
-    grad_y: Tensor | None,
-    grad_final_state: Tensor | None,
-    error: Tensor,
-    *rest: Tensor | int | float | bool | None,
-) -> tuple[Tensor, ...]:
-    *inputs, grad_initial, _, _ = rest
-    return _empty_gradients(tuple(inputs), grad_initial)
-
-
-def _forward_in_place(
-    state: Tensor,
-    write_index: Tensor,
-    write_weight: Tensor,
-    value: Tensor,
-    beta: Tensor,
-    log_decay: Tensor,
-    read_index: Tensor,
-    read_weight: Tensor,
-    cu_seqlens: Tensor | None,
-    slot_rule: bool,
-) -> Tensor:
+def _forward_in_place(state: Tensor, *arguments: Any) -> Tensor:
     if not state.is_contiguous():
         raise ValueError("a state that is updated in place must be contiguous")
-    inputs = _prepared(
-        write_index,
-        write_weight,
-        value,
-        beta,
-        log_decay,
-        read_index,
-        read_weight,
-        state.shape[-2],
-        cu_seqlens,
-        slot_rule,
-    )
-    y = torch.empty(value.shape, dtype=value.dtype)
+    *tokens, cu_seqlens, slot_rule = arguments
+    problem = _Problem(Tokens(*tokens), None, state.shape[2], cu_seqlens, slot_rule).prepared()
+    y = torch.empty_like(problem.tokens.value)
     half = state.dtype == torch.bfloat16
-    core.sparse_delta_rule_forward(  # type: ignore[union-attr]
-        *_problem(*inputs), state.data_ptr(), True, half, y.data_ptr(), None, state.data_ptr(), half
-    )
+    at = state.data_ptr()
+    require_core().sparse_delta_rule_forward(*problem.numbers(), at, True, half, y.data_ptr(), None, at, half)
     return y
 
 
-def _forward_in_place_fake(state: Tensor, write_index: Tensor, write_weight: Tensor, value: Tensor, *_: object) -> Tensor:
-    return value.new_empty(value.shape)
+def _empty_output(state: Tensor, *arguments: Any) -> Tensor:
+    return torch.empty_like(arguments[2], memory_format=torch.contiguous_format)
 
 
-def _setup_context(ctx, inputs: tuple, output: tuple[Tensor, Tensor, Tensor]) -> None:  # type: ignore[no-untyped-def]
-    *tokens, initial_state, num_slots, cu_seqlens, slot_rule, _, save_error, threshold, max_inversions = inputs
+def _setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor, Tensor]) -> None:
+    problem, (_, _, *plan) = _Problem.of(inputs)
     ctx.set_materialize_grads(False)
-    ctx.save_for_backward(*tokens, initial_state, cu_seqlens, output[2])
-    ctx.options = num_slots, slot_rule, threshold, max_inversions
+    ctx.save_for_backward(*problem.tokens, problem.initial_state, problem.cu_seqlens, output[2])
+    ctx.options = problem.num_slots, problem.slot_rule, plan
 
 
-def _gradients(ctx, grad_y: Tensor | None, grad_final_state: Tensor | None, _: Tensor | None) -> tuple:  # type: ignore[no-untyped-def]
+def _gradients(ctx: Any, grad_y: Tensor | None, grad_final_state: Tensor | None, _: Tensor | None) -> tuple[Any, ...]:
     *tokens, initial_state, cu_seqlens, error = ctx.saved_tensors
-    num_slots, slot_rule, threshold, max_inversions = ctx.options
-    grad_initial = initial_state is not None and ctx.needs_input_grad[7]
+    num_slots, slot_rule, plan = ctx.options
+    grad_initial = ctx.needs_input_grad[7]
+    # A final state that was not asked for is empty, and so is its gradient.
     if grad_final_state is not None and grad_final_state.dim() == 1:
         grad_final_state = None
     write_weight, value, beta, log_decay, read_weight, initial = torch.ops.sdm.sparse_delta_rule_backward(
@@ -390,19 +292,42 @@ def _gradients(ctx, grad_y: Tensor | None, grad_final_state: Tensor | None, _: T
         cu_seqlens,
         slot_rule,
         grad_initial,
-        threshold,
-        max_inversions,
+        *plan,
     )
     grads = (None, write_weight, value, beta, log_decay, None, read_weight, initial if grad_initial else None)
     return *grads, *(None,) * 7
 
 
-_library.impl("sparse_delta_rule", _forward, "CPU")
-_library.impl("sparse_delta_rule_backward", _backward, "CPU")
-_library.impl("sparse_delta_rule_", _forward_in_place, "CPU")
-torch.library.register_fake("sdm::sparse_delta_rule", _forward_fake, lib=_library)
-torch.library.register_fake("sdm::sparse_delta_rule_backward", _backward_fake, lib=_library)
-torch.library.register_fake("sdm::sparse_delta_rule_", _forward_in_place_fake, lib=_library)
-torch.library.register_autograd(
-    "sdm::sparse_delta_rule", _gradients, setup_context=_setup_context, lib=_library
+_TOKENS = (
+    "Tensor write_index, Tensor write_weight, Tensor value, Tensor beta, Tensor log_decay, "
+    "Tensor read_index, Tensor read_weight"
 )
+_PROBLEM = f"{_TOKENS}, Tensor? initial_state, int num_slots, Tensor? cu_seqlens, bool slot_rule"
+_library = torch.library.Library("sdm", "FRAGMENT")
+
+
+def _register(schema: str, implementation: Any, fake: Any) -> None:
+    name = schema[: schema.index("(")]
+    _library.define(schema)
+    _library.impl(name, implementation, "CPU")
+    torch.library.register_fake(f"sdm::{name}", fake, lib=_library)
+
+
+_register(
+    f"sparse_delta_rule({_PROBLEM}, bool output_final_state, bool save_error, float threshold, int max_inversions)"
+    " -> (Tensor y, Tensor final_state, Tensor error)",
+    _forward,
+    _empty_outputs,
+)
+_register(
+    f"sparse_delta_rule_backward(Tensor? grad_y, Tensor? grad_final_state, Tensor error, {_PROBLEM}, "
+    "bool grad_initial, float threshold, int max_inversions) -> (Tensor, Tensor, Tensor, Tensor, Tensor, Tensor)",
+    _backward,
+    _empty_gradients,
+)
+_register(
+    f"sparse_delta_rule_(Tensor(a!) state, {_TOKENS}, Tensor? cu_seqlens, bool slot_rule) -> Tensor",
+    _forward_in_place,
+    _empty_output,
+)
+torch.library.register_autograd("sdm::sparse_delta_rule", _gradients, setup_context=_setup_context, lib=_library)

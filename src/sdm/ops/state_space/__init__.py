@@ -11,7 +11,7 @@ from sdm.ops.backends import choose_backend
 from sdm.ops.checks import check_decay, check_float, check_no_gradients, check_shape, check_tensor, compute_dtype
 from sdm.ops.gated_delta_rule.inputs import Tokens, check_shapes, check_state
 from sdm.ops.state_space.chunked import state_space_chunked
-from sdm.ops.state_space.reference import state_space_reference, step
+from sdm.ops.state_space.reference import state_space_reference
 
 __all__ = ["state_space", "state_space_step_"]
 
@@ -82,6 +82,10 @@ def state_space_step_(
     check_no_gradients("state_space_step_", "state_space", state, *token)
     check_decay(log_decay)
     dtype = compute_dtype(*token, state)
-    y, after = step(token.to(dtype), state.to(dtype))
-    state.copy_(after)
-    return y.to(value.dtype)
+    query, key, written, beta, log_decay = token.to(dtype)
+    memory = state.to(dtype)  # the state itself, unless it is in 16 bits
+    memory.mul_(log_decay.exp()[..., None, None])
+    memory.addcmul_(key.unsqueeze(-1), (beta.unsqueeze(-1) * written).unsqueeze(-2))
+    if memory is not state:
+        state.copy_(memory)
+    return (query.unsqueeze(-2) @ memory).squeeze(-2).to(value.dtype)
