@@ -56,9 +56,8 @@ def main() -> None:
                 )
                 result["CPU time / encode_batch_fast alone"] = cpu / library
             results.append(result)
-            print(
-                "  ".join(f"{key} {value:.2f}" if key != "tokenizer" else f"{value:9}" for key, value in result.items())
-            )
+            numbers = (f"{key} {value:.2f}" for key, value in result.items() if isinstance(value, float))
+            print(f"{spec:9}", *numbers, sep="  ")
     if output:
         output.write_text(json.dumps({"corpus": "code", "megabytes": megabytes, "results": results}, indent=2) + "\n")
 
