@@ -1,7 +1,7 @@
 """Multi-query associative recall: SDM, GDN and full attention at equal parameters and FLOPs.
 
 These models are small enough to learn recall in minutes, and they need help for it that the paper's do not:
-`deviations` lists it.
+`DEVIATIONS` lists it.
 """
 
 from __future__ import annotations
@@ -23,11 +23,12 @@ from sdm.training import (
 GlobalLayer = Literal["sdm", "gdn", "full_attention"]
 
 DEVIATIONS = (
-    "d = 128 and two blocks instead of the paper's ladder; 64 + 512 tokens instead of a text vocabulary",
+    "d = 128 and two blocks instead of the paper's ladder; 512 keys and 64 values instead of a text vocabulary",
     "the local layer is a two-token shift (y = W x_t + V x_{t-1}) instead of sliding-window attention",
-    "a curriculum: K grows from 8 to its largest value between one and three fifths of the steps",
-    "SDM with N = 1024 slots and W = R = 16 instead of 64",
-    "cosine decay over the last two fifths of the steps",
+    "keys of SDM and GDN come from the previous token (a shift), and GDN has no short convolution then",
+    "W_q is initialised equal to W_k in SDM and GDN; full attention gets neither aid and does without",
+    "weights are initialised at a standard deviation of 0.1; M0 starts at 0.002; SDM has N = 1024, W = R = 16",
+    "a curriculum: K grows from 8 to 256 between one and three fifths of the steps; cosine decay over the last two",
 )
 
 
