@@ -16,8 +16,8 @@ import time
 from pathlib import Path
 
 import torch
-from _harness import Ratio, report, time_interleaved
 
+from _harness import Ratio, report, time_interleaved
 from sdm.data import Batches, CorpusConfig, MQARConfig
 from sdm.models import SDMForCausalLM
 from sdm.training import (
@@ -30,7 +30,6 @@ from sdm.training import (
     Trainer,
 )
 from sdm.training.optimizer import make_optimizer
-
 
 LONG, SHORT = 131_072, 8192
 

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from sdm.layers.gated_delta_net import GatedDeltaNet
-from sdm.layers.interface import LayerState, check_input
+from sdm.layers.interface import LayerState, check_input, check_state
 from sdm.layers.recurrent_state import RecurrentState
 from sdm.layers.sparse_delta_memory import SparseDeltaMemory
 from sdm.layers.streams import streams_of
@@ -58,6 +58,8 @@ class ShiftedKeys(nn.Module):
         """Mix a stretch of tokens, as every `sdm.layers.interface.SequenceLayer` does."""
         check_input(x, self.hidden_size)
         streams = streams_of(x, attention_mask, cu_seqlens)
+        if state is not None:
+            check_state(state, ShiftedState, streams.count, x.device, previous=(self.hidden_size,))
         shifted, previous = shift(streams.align(x), None if state is None else state.previous, streams)
         mixed = self.layer(
             x,
@@ -75,6 +77,8 @@ class ShiftedKeys(nn.Module):
     @torch.no_grad()
     def step_(self, x: Tensor, state: ShiftedState) -> Tensor:
         """Decode one token: x [B,hidden_size] gives y of the same shape; `state` changes in place."""
+        check_input(x, self.hidden_size, "[B,hidden_size]")
+        check_state(state, ShiftedState, x.shape[0], x.device, previous=(self.hidden_size,))
         y = self.layer.step_(x, self._inner(state), key_input=state.previous.to(x.dtype))  # type: ignore[arg-type]
         state.previous.copy_(x)
         return y

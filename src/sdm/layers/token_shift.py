@@ -57,6 +57,7 @@ class TokenShift(nn.Module):
     def step_(self, x: Tensor, state: PreviousToken) -> Tensor:
         """Decode one token: x [B,hidden_size] gives y of the same shape; `state` changes in place."""
         check_input(x, self.hidden_size, "[B,hidden_size]")
+        check_state(state, PreviousToken, x.shape[0], x.device, previous=(self.hidden_size,))
         y = self.current_proj(x) + self.previous_proj(state.previous.to(x.dtype))
         state.previous.copy_(x)
         return y

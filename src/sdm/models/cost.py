@@ -48,7 +48,7 @@ class LayerCost:
     vectors: int  # other parameters: norms, decay rates, convolutions, biases
     initial_state: int = 0  # elements of a learned initial state
     state: int = 0  # elements of the recurrent state
-    convolution_state: int = 0  # elements that short convolutions keep
+    convolution_state: int = 0  # elements that short convolutions and shifts keep
     cached_per_token: int = 0  # key and value elements that a token adds
     window: int | None = None  # how many tokens' keys and values are kept; None: all
     state_moved: int = 0  # elements of the recurrent state read and written per token
@@ -209,6 +209,7 @@ def _sdm(config: SDMConfig) -> LayerCost:
         vectors=vectors,
         initial_state=table if config.learned_initial_state else 0,
         state=table,
+        convolution_state=_shifted(config),
         state_moved=heads * channels * (2 * writes + reads),
         memory_flops=heads * _delta_flops(writes, reads, channels),
         addressing_flops=heads * (_selection_flops(side, writes) + _selection_flops(side, reads)),
@@ -226,7 +227,7 @@ def _gdn(config: SDMConfig) -> LayerCost:
         vectors=2 * heads + channels + convolved * config.short_convolution,
         initial_state=matrix if config.gdn_learned_initial_state else 0,
         state=matrix,
-        convolution_state=convolved * max(0, config.short_convolution - 1),
+        convolution_state=convolved * max(0, config.short_convolution - 1) + _shifted(config),
         state_moved=2 * matrix,
         memory_flops=heads * _delta_flops(keys, keys, channels),
     )
@@ -247,6 +248,11 @@ def _mamba2(config: SDMConfig) -> LayerCost:
         # Decay, write and read; the step size times the value, and the value that skips the memory.
         memory_flops=heads * channels * (5 * keys + 3),
     )
+
+
+def _shifted(config: SDMConfig) -> int:
+    """The last token, where keys are taken from it."""
+    return config.hidden_size if config.shift_keys else 0
 
 
 def _delta_flops(written: int, read: int, channels: int) -> int:
