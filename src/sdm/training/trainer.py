@@ -44,7 +44,7 @@ class Trainer:
         try:
             self._prepare()
         except BaseException:
-            run_folder.release(self._lock)
+            self.close()
             raise
 
     def _prepare(self) -> None:
@@ -76,7 +76,7 @@ class Trainer:
         self.statistics = MemoryStatistics()
         self.store = CheckpointStore(self.folder / run_folder.CHECKPOINTS, config.checkpoint.keep)
         self.step = 0
-        self.seconds = 0.0  # of the training itself, over all of the run's processes
+        self._speed = _Speed()
 
     def run(self) -> Path:
         """Train to the end and export the model. Returns the export's folder."""
@@ -103,28 +103,27 @@ class Trainer:
 
     def close(self) -> None:
         """End the display and let other processes have the folder."""
-        self.monitor.close()
+        if hasattr(self, "monitor"):  # it has not, if preparing failed early
+            self.monitor.close()
         run_folder.release(self._lock)
         self._lock = -1
 
     def _advance(self) -> None:
         """One step, and the measurements that are due after it."""
-        monitor = self.config.monitor
-        last = self.step + 1 == self.config.schedule.steps
+        monitor, step = self.config.monitor, self.step + 1
+        last = step == self.config.schedule.steps
+        log, memory, validate = (
+            _due(step, every, last) for every in (monitor.log_every, monitor.memory_every, monitor.validate_every)
+        )
         start = time.perf_counter()
-        metrics = self.train_step(measure_memory=_due(self.step + 1, monitor.memory_every, last))
-        seconds = time.perf_counter() - start
-        self.seconds += seconds
-        if _due(self.step, monitor.validate_every, last) and monitor.validation_batches:
+        metrics = self.train_step(measure_memory=memory)
+        self._speed.add(int(metrics.pop("tokens")), time.perf_counter() - start)
+        if validate and monitor.validation_batches:
             metrics |= self.validate()
-        if _due(self.step, monitor.log_every, last) or len(metrics) > 4:
-            left = (self.config.schedule.steps - self.step) * self.seconds / self.step
-            metrics |= {
-                "tokens_per_second": metrics.pop("tokens") / seconds,
-                "seconds": self.seconds,
-                "seconds_left": left,
-            }
-            self.monitor.log(self.step, metrics)
+        if log or memory or validate:
+            left = (self.config.schedule.steps - step) * self._speed.seconds / step
+            metrics |= {"tokens_per_second": self._speed.take(), "seconds": self._speed.seconds, "seconds_left": left}
+            self.monitor.log(step, metrics)
 
     def train_step(self, measure_memory: bool = False) -> dict[str, float]:
         """One optimizer step. Returns its metrics."""
@@ -188,7 +187,7 @@ class Trainer:
             "data": self.batches.state_dict(),
             "guard": self.guard.state_dict(),
             "carried": self.carried.description(),
-            "seconds": self.seconds,
+            "seconds": self._speed.seconds,
             "config": to_json(self.config),
         }
         return self.store.save(self.step, self._tensors(), state)
@@ -208,7 +207,7 @@ class Trainer:
         torch.set_rng_state(tensors["random.cpu"])
         if self.device.type == "cuda":
             torch.cuda.set_rng_state(tensors["random.cuda"], self.device)
-        self.step, self.seconds = state["step"], state["seconds"]
+        self.step, self._speed = state["step"], _Speed(state["seconds"])
         self.monitor.message(f"continuing after step {self.step}")
 
     def _tensors(self) -> dict[str, Tensor]:
@@ -227,6 +226,24 @@ class Trainer:
         steps = self.store.steps()
         good = f"The last good checkpoint is {self.store.path(steps[-1])}" if steps else "There is no checkpoint yet"
         return f"{good}; a lower optim.lr or a longer schedule.warmup may help, in a run of its own."
+
+
+class _Speed:
+    """Seconds spent in training steps, over all of a run's processes, and tokens per second since the last look."""
+
+    def __init__(self, seconds: float = 0.0) -> None:
+        self.seconds = seconds
+        self._recent_tokens, self._recent_seconds = 0, 0.0
+
+    def add(self, tokens: int, seconds: float) -> None:
+        self.seconds += seconds
+        self._recent_tokens += tokens
+        self._recent_seconds += seconds
+
+    def take(self) -> float:
+        speed = self._recent_tokens / max(self._recent_seconds, 1e-9)
+        self._recent_tokens, self._recent_seconds = 0, 0.0
+        return speed
 
 
 def _due(step: int, every: int, last: bool) -> bool:
