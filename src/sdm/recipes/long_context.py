@@ -40,7 +40,7 @@ def lengthen(config: TrainConfig, sequence_length: int, steps: int = 50) -> Trai
     )
 
 
-def continue_from(default: TrainConfig, init_from: Path, sequence_length: int | None) -> TrainConfig:
+def continue_from(default: TrainConfig, init_from: Path, sequence_length: int) -> TrainConfig:
     """The recipe with the model and the data of the run that it starts from; and with sequences of this length."""
     folder = init_from if (init_from / CONFIG).is_file() and not _is_model(init_from) else init_from.parent
     if (folder / CONFIG).is_file() and not _is_model(folder):
@@ -58,7 +58,7 @@ def continue_from(default: TrainConfig, init_from: Path, sequence_length: int | 
         assert isinstance(default.data, CorpusConfig)
         data = replace(default.data, tokenizer=str(exported_folder(init_from)))
         config = replace(default, model=model, data=data, init_from=init_from)
-    return lengthen(config, sequence_length or LENGTH) if sequence_length else config
+    return lengthen(config, sequence_length)
 
 
 def _is_model(folder: Path) -> bool:
