@@ -7,7 +7,7 @@ PYTEST := $(BIN)/python -m pytest --numprocesses auto --maxprocesses 4
 NATIVE := CMakeLists.txt $(wildcard src/sdm/native/CMakeLists.txt src/sdm/native/*.cpp src/sdm/native/*.h)
 
 .DEFAULT_GOAL := help
-.PHONY: help setup test test-slow sanitize bench check format clean
+.PHONY: help setup run test test-slow sanitize bench check format clean
 
 help: ## list the targets
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 14
@@ -22,8 +22,11 @@ $(VENV)/torch: constraints.txt
 
 $(VENV)/installed: $(VENV)/torch pyproject.toml $(NATIVE)
 	$(PIP) scikit-build-core cmake ninja
-	PATH="$(CURDIR)/$(BIN):$$PATH" $(PIP) --no-build-isolation --editable '.[dev]'
+	PATH="$(CURDIR)/$(BIN):$$PATH" $(PIP) --no-build-isolation --editable '.[dev,text,zstd,parquet]'
 	@touch $@
+
+run: setup ## reproduce the paper's claims in miniature: at most ten minutes on two cores
+	$(BIN)/sdm reproduce quick
 
 test: setup ## run the tests
 	$(PYTEST)

@@ -18,6 +18,11 @@ STACKS: dict[str, dict[str, Any]] = {
     "full_attention": {"global_layer": "full_attention"},
     "mixed": {"global_layer": ["full_attention", "sdm"], "global_layer_interval": 2},
     "all_recurrent": {"layer_types": ["sdm", "gdn", "mamba2", "sdm"]},
+    "shifted": {
+        "layer_types": ["token_shift", "sdm", "gdn", "token_shift"],
+        "shift_keys": True,
+        "tie_query_initialization": True,
+    },
 }
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -132,7 +133,79 @@ class Generate:
             MemoryState.from_cache(model, cache, pending=new[-1:]).save(self.state)
 
 
+@dataclass(frozen=True)
+class Train:
+    """Train a model by a recipe; `sdm train` lists them."""
+
+    recipe: Annotated[str, tyro.conf.Positional]
+    """A recipe's name, or the folder of a run to continue. Its fields follow: `sdm train RECIPE --help`."""
+
+
+@dataclass(frozen=True)
+class Export:
+    """Write the model of a run's newest checkpoint as a folder that transformers loads."""
+
+    run_dir: Annotated[Path, tyro.conf.Positional]
+    """The run's folder."""
+    output: Path | None = None
+    """The folder to write. By default `export` within the run's."""
+
+    def run(self) -> None:
+        from sdm.training.errors import TrainingError
+        from sdm.training.export import export_run
+
+        try:
+            print(export_run(self.run_dir, self.output))
+        except TrainingError as error:
+            raise SystemExit(f"error: {error}") from error
+
+
+@dataclass(frozen=True)
+class Tokenizer:
+    """Train a byte-level BPE tokenizer."""
+
+    command: Annotated[Literal["train"], tyro.conf.Positional]
+    """What to do."""
+    source: Annotated[str, tyro.conf.Positional]
+    """"code", "text", a file, a folder, or hf:NAME."""
+    output: Annotated[Path, tyro.conf.Positional]
+    """The folder to write."""
+    vocab_size: int = 4096
+    """Ids, the 256 bytes and the token between documents included."""
+
+    def run(self) -> None:
+        from sdm.data import DataError, open_source, train_bpe
+
+        try:
+            texts = (document.text for document in open_source(self.source).documents())
+            train_bpe(texts, self.vocab_size).save(self.output)
+        except DataError as error:
+            raise SystemExit(f"error: {error}") from error
+        print(self.output)
+
+
+@dataclass(frozen=True)
+class Reproduce:
+    """Reproduce the paper's claims in miniature."""
+
+    what: Annotated[Literal["quick"], tyro.conf.Positional]
+    """quick: recall and a small pair of language models, within ten minutes on two cores."""
+    output: Path = Path("runs/quick")
+    """The folder for the runs, the figures and the table."""
+    processes: int = 2
+    """Runs at a time, one thread each."""
+
+    def run(self) -> None:
+        from sdm.recipes.reproduce import reproduce
+
+        raise SystemExit(reproduce(self.output, self.processes))
+
+
 COMMANDS: dict[str, Callable[..., Any]] = {
+    "train": Train,
+    "export": Export,
+    "tokenizer": Tokenizer,
+    "reproduce": Reproduce,
     "ladder": Ladder,
     "figure": DrawFigure,
     "info": Info,
@@ -141,6 +214,13 @@ COMMANDS: dict[str, Callable[..., Any]] = {
 
 
 def main(arguments: list[str] | None = None) -> None:
+    arguments = sys.argv[1:] if arguments is None else arguments
+    if arguments[:1] == ["train"]:
+        # Which fields there are depends on the recipe: it has a parser of its own.
+        from sdm.recipes.command import train
+
+        train(arguments[1:])
+        return
     tyro.extras.subcommand_cli_from_dict(COMMANDS, prog="sdm", description=__doc__, args=arguments).run()
 
 

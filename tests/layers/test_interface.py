@@ -17,8 +17,10 @@ from sdm.layers import (
     GatedDeltaNet,
     LayerState,
     Mamba2,
+    ShiftedKeys,
     SlidingWindowAttention,
     SparseDeltaMemory,
+    TokenShift,
     map_state,
 )
 
@@ -34,6 +36,9 @@ LAYERS: dict[str, Callable[[], nn.Module]] = {
     "gdn-learned": lambda: GatedDeltaNet(SIZE, 2, 3, learned_initial_state=True, conv_size=0, output_gate="sigmoid"),
     "mamba2": lambda: Mamba2(SIZE, 4),
     "mamba2-groups": lambda: Mamba2(SIZE, 4, 5, num_groups=2, conv_size=3),
+    "shift": lambda: TokenShift(SIZE),
+    "sdm-shifted": lambda: ShiftedKeys(SparseDeltaMemory(SIZE, 2, num_slots=16, num_writes=3, num_reads=4)),
+    "gdn-shifted": lambda: ShiftedKeys(GatedDeltaNet(SIZE, 2, learned_initial_state=True)),
 }
 TIME = 23
 
@@ -221,7 +226,7 @@ def test_bfloat16(layer: Any) -> None:
     x = torch.randn(2, TIME, SIZE)
     exact = layer.float()(x)
     # Another rounding of SDM's scores may select other slots.
-    tolerance = 10.0 if isinstance(layer, SparseDeltaMemory) else 0.1
+    tolerance = 10.0 if isinstance(getattr(layer, "layer", layer), SparseDeltaMemory) else 0.1
     low = layer.bfloat16()
     whole, state = low(x.bfloat16(), return_state=True)
     steps, _ = stepwise(low, x.bfloat16(), low.start_state(2))
@@ -238,7 +243,7 @@ def test_autocast(layer: Any) -> None:
         y, state = layer(x, return_state=True)
         again, _ = layer(x, state, return_state=True)
         steps, _ = stepwise(layer, x, layer.start_state(2))
-    tolerance = 10.0 if isinstance(layer, SparseDeltaMemory) else 0.1
+    tolerance = 10.0 if isinstance(getattr(layer, "layer", layer), SparseDeltaMemory) else 0.1
     assert_close([y, steps], [exact, exact], tolerance)
     (y.float().sum() + again.float().sum()).backward()
 

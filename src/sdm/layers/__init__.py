@@ -7,8 +7,10 @@ from sdm.layers.interface import LayerState, SequenceLayer, map_state
 from sdm.layers.mamba2 import Mamba2
 from sdm.layers.mlp import GatedMLP, mlp_size
 from sdm.layers.recurrent_state import RecurrentState
+from sdm.layers.shifted_keys import ShiftedKeys, ShiftedState
 from sdm.layers.sliding_window_attention import SlidingWindowAttention
 from sdm.layers.sparse_delta_memory import SparseDeltaMemory
+from sdm.layers.token_shift import PreviousToken, TokenShift
 
 __all__ = [
     "FullAttention",
@@ -17,10 +19,14 @@ __all__ = [
     "KeyValueState",
     "LayerState",
     "Mamba2",
+    "PreviousToken",
     "RecurrentState",
     "SequenceLayer",
+    "ShiftedKeys",
+    "ShiftedState",
     "SlidingWindowAttention",
     "SparseDeltaMemory",
+    "TokenShift",
     "map_state",
     "mlp_size",
 ]

@@ -102,6 +102,7 @@ class GatedDeltaNet(nn.Module):
         return_state: bool = False,
         attention_mask: Tensor | None = None,
         cu_seqlens: Tensor | None = None,
+        key_input: Tensor | None = None,
     ) -> Tensor | tuple[Tensor, RecurrentState]:
         """Mix a stretch of tokens, as every `sdm.layers.interface.SequenceLayer` does.
 
@@ -112,6 +113,7 @@ class GatedDeltaNet(nn.Module):
             return_state: also return the state after the last token.
             attention_mask: [B,T], zero or False on padding. Padding leaves the state as it is and gives zeros.
             cu_seqlens: [documents + 1] offsets of documents packed into one row (B = 1).
+            key_input: [B,T,hidden_size], what the keys are projected from instead of x.
 
         Returns:
             y [B,T,hidden_size], or (y, state).
@@ -121,7 +123,7 @@ class GatedDeltaNet(nn.Module):
         if state is not None:
             self._check_state(state, streams.count, x.device)
         aligned = streams.align(x)
-        projected, tail = self._project(aligned), None
+        projected, tail = self._project(aligned, None if key_input is None else streams.align(key_input)), None
         if self.conv is not None:
             projected, tail = self.conv(projected, state.tail if state is not None else None, streams)
         beta, log_decay = self._gates(aligned, streams.valid(x.shape[1]))
@@ -139,11 +141,11 @@ class GatedDeltaNet(nn.Module):
         return y, RecurrentState(memory, projected.new_zeros(streams.count, 0, 0) if tail is None else tail)
 
     @torch.no_grad()
-    def step_(self, x: Tensor, state: RecurrentState) -> Tensor:
+    def step_(self, x: Tensor, state: RecurrentState, key_input: Tensor | None = None) -> Tensor:
         """Decode one token: x [B,hidden_size] gives y of the same shape; `state` changes in place."""
         check_input(x, self.hidden_size, "[B,hidden_size]")
         self._check_state(state, x.shape[0], x.device)
-        projected = self._project(x)
+        projected = self._project(x, key_input)
         if self.conv is not None:
             projected = self.conv.step_(projected, state.tail)
         readings = gated_delta_step_(state.memory, *self._heads(projected), *self._gates(x, None))
@@ -166,9 +168,10 @@ class GatedDeltaNet(nn.Module):
         memory = (self.num_heads, self.key_dim, self.head_dim)
         check_state(state, RecurrentState, streams, device, memory=memory, tail=tail)
 
-    def _project(self, x: Tensor) -> Tensor:
+    def _project(self, x: Tensor, key_input: Tensor | None) -> Tensor:
         """Queries, keys and values side by side, as the convolution takes them."""
-        projected = torch.cat((self.query_proj(x), self.key_proj(x), self.value_proj(x)), dim=-1)
+        key = self.key_proj(x if key_input is None else key_input)
+        projected = torch.cat((self.query_proj(x), key, self.value_proj(x)), dim=-1)
         return projected if self.conv is not None else F.silu(projected)
 
     def _heads(self, projected: Tensor) -> tuple[Tensor, Tensor, Tensor]:

@@ -127,6 +127,7 @@ class SparseDeltaMemory(nn.Module):
         return_state: bool = False,
         attention_mask: Tensor | None = None,
         cu_seqlens: Tensor | None = None,
+        key_input: Tensor | None = None,
     ) -> Tensor | tuple[Tensor, Tensor]:
         """Mix a stretch of tokens.
 
@@ -138,6 +139,7 @@ class SparseDeltaMemory(nn.Module):
             attention_mask: [B,T], zero or False on padding, left or right. Padding leaves the memory as it is and
                 gives zeros.
             cu_seqlens: [documents + 1] offsets of documents packed into one row (B = 1).
+            key_input: [B,T,hidden_size], what the write addresses are projected from instead of x.
 
         Returns:
             y [B,T,hidden_size], or (y, state).
@@ -147,7 +149,7 @@ class SparseDeltaMemory(nn.Module):
         if mask is not None:
             x = x.masked_fill(~mask.unsqueeze(-1), 0)
         readings, final_state = sparse_delta_rule(
-            *self._tokens(x, mask),
+            *self._tokens(x, mask, key_input),
             initial_state=self.initial_state if state is None else state,
             num_slots=self.num_slots,
             output_final_state=return_state,
@@ -161,10 +163,11 @@ class SparseDeltaMemory(nn.Module):
         return (y, final_state) if final_state is not None else y
 
     @torch.no_grad()
-    def step_(self, x: Tensor, state: Tensor) -> Tensor:
+    def step_(self, x: Tensor, state: Tensor, key_input: Tensor | None = None) -> Tensor:
         """Decode one token: x [B,hidden_size] gives y of the same shape; `state` [B,H,N,D] changes in place."""
         check_input(x, self.hidden_size, "[B,hidden_size]")
-        token = (tensor.squeeze(1) for tensor in self._tokens(x.unsqueeze(1), None))
+        key_input = None if key_input is None else key_input.unsqueeze(1)
+        token = (tensor.squeeze(1) for tensor in self._tokens(x.unsqueeze(1), None, key_input))
         return self._output(x, sparse_delta_step_(state, *token, update=self.update))
 
     def start_state(self, batch_size: int) -> Tensor:
@@ -175,9 +178,15 @@ class SparseDeltaMemory(nn.Module):
             return torch.zeros(shape, dtype=dtype, device=self.value_proj.weight.device)
         return self.initial_state.detach().to(dtype).expand(shape).clone()
 
-    def _tokens(self, x: Tensor, mask: Tensor | None) -> Tokens:
+    @torch.no_grad()
+    def inspect(self, x: Tensor) -> Tokens:
+        """The slots, weights and gates that tokens x [B,T,hidden_size] would use, for statistics."""
+        check_input(x, self.hidden_size)
+        return self._tokens(x, None)
+
+    def _tokens(self, x: Tensor, mask: Tensor | None, key_input: Tensor | None = None) -> Tokens:
         """What the memory is told about each token, [B,T,H,...]; padding neither decays nor writes."""
-        query, key = self.query_proj(x), self.key_proj(x)
+        query, key = self.query_proj(x), self.key_proj(x if key_input is None else key_input)
         if self.query_batch_norm is not None:
             query = self.query_batch_norm(query, mask)
         query, key = self._scores(query, self.query_norm), self._scores(key, self.key_norm)

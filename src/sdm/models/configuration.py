@@ -9,9 +9,9 @@ from typing import Any, ClassVar
 from huggingface_hub.dataclasses import strict
 from transformers import GenerationConfig, PreTrainedConfig
 
-LOCAL_LAYER = "sliding_attention"
+LOCAL_LAYERS = ("sliding_attention", "token_shift")
 GLOBAL_LAYERS = ("sdm", "gdn", "mamba2", "full_attention")
-LAYER_TYPES = (LOCAL_LAYER, *GLOBAL_LAYERS)
+LAYER_TYPES = (*LOCAL_LAYERS, *GLOBAL_LAYERS)
 
 # What transformers itself hands to a config beside its fields.
 _TRANSFORMERS_KEYS = {
@@ -44,9 +44,10 @@ class SDMConfig(PreTrainedConfig):
         global_layer: what the global layers are: "sdm", "gdn", "mamba2" or "full_attention"; or a list that the global
             layers take in turn, starting anew at its end: ["full_attention", "sdm"] is the paper's mixed hybrid.
             Derived: "sdm".
-        global_layer_interval: every how many blocks a global layer comes; the others are sliding-window attention.
-            1 makes every layer global.
-        layer_types: the layer of every block, instead of the pattern: "sliding_attention" or one of the global ones.
+        global_layer_interval: every how many blocks a global layer comes; the others are local. 1 makes every layer
+            global.
+        local_layer: what the other blocks are: "sliding_attention", or "token_shift" for very small models.
+        layer_types: the layer of every block, instead of the pattern: a local or a global one.
         intermediate_size: hidden width of the MLP. Derived: 8/3 hidden_size, rounded up to intermediate_multiple.
         intermediate_multiple: see intermediate_size.
         num_attention_heads: heads of both kinds of attention, of GDN and of Mamba2. Derived: hidden_size / head_dim.
@@ -69,6 +70,8 @@ class SDMConfig(PreTrainedConfig):
         decay_per_write: weight the decay of each written slot by its share of the write.
         normalize_scores: RMS-normalise the scores that address the memory.
         query_batch_norm: batch-normalise the read scores.
+        shift_keys: take the keys of SDM and GDN from the token before, an aid for very small models.
+        tie_query_initialization: initialise W_q of SDM and GDN equal to W_k, another one.
         recurrent_key_dim: key channels per head of GDN, state channels of Mamba2. Derived: head_dim / 2.
         short_convolution: taps of GDN's and Mamba2's short convolutions; 0 leaves GDN's out.
         gdn_learned_initial_state: whether GDN starts from a learned state instead of zeros.
@@ -91,6 +94,7 @@ class SDMConfig(PreTrainedConfig):
     num_hidden_layers: int = 11
     global_layer: str | list[str] | None = None
     global_layer_interval: int = 4
+    local_layer: str = "sliding_attention"
     layer_types: list[str] | None = None
     intermediate_size: int | None = None
     intermediate_multiple: int = 64
@@ -113,6 +117,8 @@ class SDMConfig(PreTrainedConfig):
     decay_per_write: bool = False
     normalize_scores: bool = False
     query_batch_norm: bool = False
+    shift_keys: bool = False
+    tie_query_initialization: bool = False
     recurrent_key_dim: int | None = None
     short_convolution: int = 4
     gdn_learned_initial_state: bool = False
@@ -189,6 +195,7 @@ class SDMConfig(PreTrainedConfig):
             if not getattr(self, name) > 0:
                 raise ValueError(f"{name} must be positive, got {getattr(self, name)}")
         choices = {
+            "local_layer": LOCAL_LAYERS,
             "memory_update": ("delta", "slot"),
             "memory_weighting": ("softmax", "l2"),
             "memory_output_gate": ("sigmoid", "silu"),
@@ -211,7 +218,7 @@ class SDMConfig(PreTrainedConfig):
             raise ValueError(
                 f"layer_types names {len(self.layer_types)} layers, but num_hidden_layers = {self.num_hidden_layers}"
             )
-        found = [kind for kind in self.layer_types if kind != LOCAL_LAYER]
+        found = [kind for kind in self.layer_types if kind not in LOCAL_LAYERS]
         if self.global_layer is None:
             kinds = list(dict.fromkeys(found))
             self.global_layer = kinds[0] if len(kinds) == 1 else (found or None)
@@ -232,7 +239,7 @@ class SDMConfig(PreTrainedConfig):
                 "global_layer_interval, or give layer_types"
             )
         return [
-            kinds[(layer // interval) % len(kinds)] if layer % interval == interval - 1 else LOCAL_LAYER
+            kinds[(layer // interval) % len(kinds)] if layer % interval == interval - 1 else self.local_layer
             for layer in range(self.num_hidden_layers)
         ]
 

@@ -48,7 +48,7 @@ class LayerCost:
     vectors: int  # other parameters: norms, decay rates, convolutions, biases
     initial_state: int = 0  # elements of a learned initial state
     state: int = 0  # elements of the recurrent state
-    convolution_state: int = 0  # elements that short convolutions keep
+    convolution_state: int = 0  # elements that short convolutions and shifts keep
     cached_per_token: int = 0  # key and value elements that a token adds
     window: int | None = None  # how many tokens' keys and values are kept; None: all
     state_moved: int = 0  # elements of the recurrent state read and written per token
@@ -184,6 +184,11 @@ def _sliding_attention(config: SDMConfig) -> LayerCost:
     return _attention(config, "sliding_attention", _size(config.num_attention_heads), config.sliding_window)
 
 
+def _token_shift(config: SDMConfig) -> LayerCost:
+    width = config.hidden_size
+    return LayerCost("token_shift", weights=2 * width * width, vectors=0, convolution_state=width)
+
+
 def _full_attention(config: SDMConfig) -> LayerCost:
     return _attention(config, "full_attention", _size(config.num_key_value_heads), None)
 
@@ -204,6 +209,7 @@ def _sdm(config: SDMConfig) -> LayerCost:
         vectors=vectors,
         initial_state=table if config.learned_initial_state else 0,
         state=table,
+        convolution_state=_shifted(config),
         state_moved=heads * channels * (2 * writes + reads),
         memory_flops=heads * _delta_flops(writes, reads, channels),
         addressing_flops=heads * (_selection_flops(side, writes) + _selection_flops(side, reads)),
@@ -221,7 +227,7 @@ def _gdn(config: SDMConfig) -> LayerCost:
         vectors=2 * heads + channels + convolved * config.short_convolution,
         initial_state=matrix if config.gdn_learned_initial_state else 0,
         state=matrix,
-        convolution_state=convolved * max(0, config.short_convolution - 1),
+        convolution_state=convolved * max(0, config.short_convolution - 1) + _shifted(config),
         state_moved=2 * matrix,
         memory_flops=heads * _delta_flops(keys, keys, channels),
     )
@@ -244,6 +250,11 @@ def _mamba2(config: SDMConfig) -> LayerCost:
     )
 
 
+def _shifted(config: SDMConfig) -> int:
+    """The last token, where keys are taken from it."""
+    return config.hidden_size if config.shift_keys else 0
+
+
 def _delta_flops(written: int, read: int, channels: int) -> int:
     """Decay, retrieval, write and read of the delta rule; `beta * (v - retrieved)` is 2 per channel."""
     return channels * (5 * written + 2 * read + 2)
@@ -261,6 +272,7 @@ def _selection_flops(side: int, count: int) -> int:
 
 _LAYERS: dict[str, Callable[[SDMConfig], LayerCost]] = {
     "sliding_attention": _sliding_attention,
+    "token_shift": _token_shift,
     "full_attention": _full_attention,
     "sdm": _sdm,
     "gdn": _gdn,

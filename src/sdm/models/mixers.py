@@ -10,8 +10,10 @@ from sdm.layers import (
     FullAttention,
     GatedDeltaNet,
     Mamba2,
+    ShiftedKeys,
     SlidingWindowAttention,
     SparseDeltaMemory,
+    TokenShift,
 )
 from sdm.models.configuration import SDMConfig
 
@@ -20,6 +22,10 @@ def _sliding_attention(config: SDMConfig) -> nn.Module:
     return SlidingWindowAttention(
         config.hidden_size, config.num_attention_heads, config.sliding_window, rope_theta=_theta(config)
     )
+
+
+def _token_shift(config: SDMConfig) -> nn.Module:
+    return TokenShift(config.hidden_size)
 
 
 def _full_attention(config: SDMConfig) -> nn.Module:
@@ -31,7 +37,7 @@ def _full_attention(config: SDMConfig) -> nn.Module:
 def _sdm(config: SDMConfig) -> nn.Module:
     assert config.num_writes is not None
     assert config.num_reads is not None
-    return SparseDeltaMemory(
+    layer = SparseDeltaMemory(
         config.hidden_size,
         config.num_memory_heads,
         config.num_slots,
@@ -49,10 +55,11 @@ def _sdm(config: SDMConfig) -> nn.Module:
         norm_eps=config.rms_norm_eps,
         backend=config.backend,
     )
+    return ShiftedKeys(layer) if config.shift_keys else layer
 
 
 def _gdn(config: SDMConfig) -> nn.Module:
-    return GatedDeltaNet(
+    layer = GatedDeltaNet(
         config.hidden_size,
         config.num_attention_heads,
         config.recurrent_key_dim,
@@ -62,6 +69,7 @@ def _gdn(config: SDMConfig) -> nn.Module:
         norm_eps=config.rms_norm_eps,
         backend=config.backend,
     )
+    return ShiftedKeys(layer) if config.shift_keys else layer
 
 
 def _mamba2(config: SDMConfig) -> nn.Module:
@@ -77,6 +85,7 @@ def _mamba2(config: SDMConfig) -> nn.Module:
 
 MIXERS: dict[str, Callable[[SDMConfig], nn.Module]] = {
     "sliding_attention": _sliding_attention,
+    "token_shift": _token_shift,
     "full_attention": _full_attention,
     "sdm": _sdm,
     "gdn": _gdn,

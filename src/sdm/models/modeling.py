@@ -79,6 +79,8 @@ class SDMPreTrainedModel(PreTrainedModel):
             _reset_unloaded(module, module.reset_parameters)
         elif isinstance(module, (SparseDeltaMemory, GatedDeltaNet, Mamba2)):
             _reset_unloaded(module, module.reset_memory_parameters)
+            if self.config.tie_query_initialization and not isinstance(module, Mamba2):
+                init.copy_(module.query_proj.weight, module.key_proj.weight)
 
     def no_weight_decay(self) -> set[str]:
         """Names of the parameters that weight decay would harm: norms, biases, decay rates and initial states."""

@@ -1,0 +1,67 @@
+"""Figures of trained runs, from plain numbers by the name of the model."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+import matplotlib
+
+matplotlib.use("Agg")
+import matplotlib.pyplot as plt
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+
+COLORS = ("tab:purple", "tab:gray", "tab:green", "tab:orange", "tab:blue", "tab:red")
+
+
+def recall_figure(accuracy: Mapping[str, Mapping[int, float]], trained_to: int) -> Figure:
+    """Accuracy of recall against the number of pairs."""
+    figure, axes = _axes("pairs to keep apart (K)", "accuracy of recall")
+    for color, (name, points) in zip(COLORS, accuracy.items(), strict=False):
+        axes.plot(list(points), [100 * value for value in points.values()], "o-", color=color, label=name)
+    axes.axvline(trained_to, color="black", linewidth=0.8, linestyle=":", label=f"trained to K = {trained_to}")
+    axes.set_xscale("log", base=2)
+    axes.set_ylim(0, 103)
+    axes.yaxis.set_major_formatter("{x:.0f}%")
+    axes.legend()
+    return figure
+
+
+def position_figure(bins: Mapping[str, Sequence[tuple[int, int, float, float]]]) -> Figure:
+    """Negative log-likelihood against position; each bin is (start, stop, mean, standard error)."""
+    figure, axes = _axes("position in the document (tokens)", "nats per token, held-out code")
+    for color, (name, rows) in zip(COLORS, bins.items(), strict=False):
+        middle = [(max(start, 1) * stop) ** 0.5 for start, stop, _, _ in rows]
+        means, errors = [row[2] for row in rows], [row[3] for row in rows]
+        axes.errorbar(middle, means, errors, fmt="o-", color=color, capsize=3, label=name)
+    axes.set_xscale("log", base=2)
+    axes.legend()
+    return figure
+
+
+def slot_use_figure(series: Mapping[str, Sequence[tuple[int, float, float]]]) -> Figure:
+    """Share of slots written and read in a batch during training; each point is (step, written, read)."""
+    figure, axes = _axes("step", "slots used in a batch")
+    for color, (name, points) in zip(COLORS, series.items(), strict=False):
+        steps = [point[0] for point in points]
+        axes.plot(steps, [100 * point[1] for point in points], "-", color=color, label=f"{name}, written")
+        axes.plot(steps, [100 * point[2] for point in points], "--", color=color, label=f"{name}, read")
+    axes.set_ylim(0, 103)
+    axes.yaxis.set_major_formatter("{x:.0f}%")
+    axes.legend()
+    return figure
+
+
+def save(figure: Figure, path: Path) -> Path:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    figure.savefig(path, dpi=150)
+    plt.close(figure)
+    return path
+
+
+def _axes(x: str, y: str) -> tuple[Figure, Axes]:
+    figure, axes = plt.subplots(figsize=(6, 4.2), layout="constrained")
+    axes.set(xlabel=x, ylabel=y)
+    axes.grid(alpha=0.3)
+    return figure, axes

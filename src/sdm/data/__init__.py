@@ -1,0 +1,50 @@
+"""Corpora, tokenizers, packing and synthetic recall tasks: from text to batches.
+
+source = open_data(CorpusConfig(sources=("code",), tokenizer="bpe:1024"))
+for batch in Batches(source):
+    ...
+"""
+
+from sdm.data.batch import IGNORED, Batch, BatchSource
+from sdm.data.bpe import train_bpe
+from sdm.data.config import CorpusConfig, DataConfig, MADConfig, MQARConfig
+from sdm.data.corpus import Corpus, open_corpus
+from sdm.data.errors import DataError
+from sdm.data.loader import Batches, open_data
+from sdm.data.mad import MAD
+from sdm.data.mqar import MQAR, mqar_batch
+from sdm.data.prepare import prepare_tokenizer, prepare_tokens
+from sdm.data.shards import TokenStore
+from sdm.data.sources import Document, Source, open_source
+from sdm.data.splits import split_documents
+from sdm.data.tokenization import ByteTokenizer, HFTokenizer, Tokenizer, load_tokenizer
+
+__all__ = [
+    "IGNORED",
+    "MAD",
+    "MQAR",
+    "Batch",
+    "BatchSource",
+    "Batches",
+    "ByteTokenizer",
+    "Corpus",
+    "CorpusConfig",
+    "DataConfig",
+    "DataError",
+    "Document",
+    "HFTokenizer",
+    "MADConfig",
+    "MQARConfig",
+    "Source",
+    "TokenStore",
+    "Tokenizer",
+    "load_tokenizer",
+    "mqar_batch",
+    "open_corpus",
+    "open_data",
+    "open_source",
+    "prepare_tokenizer",
+    "prepare_tokens",
+    "split_documents",
+    "train_bpe",
+]

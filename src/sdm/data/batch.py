@@ -1,0 +1,105 @@
+"""What a model is trained on at one step, and who makes it.
+
+Shapes: B rows, T time.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+from sdm.data.errors import DataError
+
+IGNORED = -100
+
+
+@dataclass(frozen=True)
+class Batch:
+    """Tokens and what to predict at each of them.
+
+    Labels are already shifted: labels[b,t] is the token to predict after input_ids[b,t], also at the end of a row,
+    where the next token is known though the row does not hold it.
+    """
+
+    input_ids: Tensor
+    """[B,T] int64."""
+    labels: Tensor
+    """[B,T] int64, -100 where nothing is to be predicted."""
+    cu_seqlens: Tensor | None = None
+    """[documents + 1] int32 offsets of the documents packed into one row (then B = 1)."""
+    reset: Tensor | None = None
+    """[B] bool, for streams: True where a row starts anew; elsewhere it continues the same row of the step before."""
+
+    def __post_init__(self) -> None:
+        if self.input_ids.dim() != 2 or self.labels.shape != self.input_ids.shape:
+            shapes = f"{list(self.input_ids.shape)} and {list(self.labels.shape)}"
+            raise DataError(f"input_ids and labels must both be [B,T], got {shapes}")
+        if self.cu_seqlens is not None and len(self.input_ids) != 1:
+            raise DataError(f"cu_seqlens packs documents into one row, got {len(self.input_ids)} rows")
+        if self.reset is not None and self.reset.shape != self.input_ids.shape[:1]:
+            raise DataError(f"reset must be [B] = [{len(self.input_ids)}], got {list(self.reset.shape)}")
+
+    @property
+    def num_tokens(self) -> int:
+        return self.input_ids.numel()
+
+    @property
+    def num_labels(self) -> int:
+        """How many positions have something to predict: what a summed loss is divided by."""
+        return int((self.labels != IGNORED).sum())
+
+    def to(self, device: torch.device | str, non_blocking: bool = False) -> Batch:
+        def move(x: Tensor | None) -> Tensor | None:
+            return None if x is None else x.to(device, non_blocking=non_blocking)
+
+        input_ids = self.input_ids.to(device, non_blocking=non_blocking)
+        labels = self.labels.to(device, non_blocking=non_blocking)
+        return Batch(input_ids, labels, move(self.cu_seqlens), move(self.reset))
+
+    def split(self, parts: int) -> tuple[Batch, ...]:
+        """Equal pieces, for gradient accumulation: by rows, or by tokens where documents are packed into one row."""
+        size = self.num_tokens if self.cu_seqlens is not None else len(self.input_ids)
+        if parts < 1 or size % parts:
+            unit = "tokens" if self.cu_seqlens is not None else "rows"
+            raise DataError(f"a batch of {size} {unit} does not split into {parts} equal parts")
+        return tuple(self._part(start, start + size // parts) for start in range(0, size, size // parts))
+
+    def _part(self, start: int, stop: int) -> Batch:
+        if self.cu_seqlens is None:
+            reset = None if self.reset is None else self.reset[start:stop]
+            return Batch(self.input_ids[start:stop], self.labels[start:stop], None, reset)
+        first, last = torch.searchsorted(self.cu_seqlens, self.cu_seqlens.new_tensor([start, stop])).tolist()
+        bounds = self.cu_seqlens[first : last + 1] - start
+        if bounds[0] != 0 or bounds[-1] != stop - start:
+            raise DataError(f"a packed batch can only be split between its rows, not at tokens {start} and {stop}")
+        return Batch(self.input_ids[:, start:stop], self.labels[:, start:stop], bounds)
+
+
+class BatchSource(Protocol):
+    """Batches as a function of the step: nothing is remembered between two calls, so any step can come first."""
+
+    @property
+    def batch_size(self) -> int:
+        """Rows of one step over all ranks."""
+
+    @property
+    def sequence_length(self) -> int:
+        """Tokens of a row, the longest one if it varies."""
+
+    @property
+    def vocab_size(self) -> int: ...
+
+    @property
+    def num_steps(self) -> int | None:
+        """Steps after which everything has been seen once and the source ends; None if it goes on for ever."""
+
+    @property
+    def fingerprint(self) -> str:
+        """Changes with anything that changes the batches."""
+
+    def batch(self, step: int, rows: Sequence[int]) -> Batch:
+        """The chosen rows of the global batch of this step."""

@@ -1,0 +1,39 @@
+"""Training a byte-level BPE tokenizer."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+import tokenizers
+from tokenizers import decoders, models, pre_tokenizers, trainers
+
+from sdm.data.errors import DataError
+from sdm.data.tokenization import END_OF_TEXT, HFTokenizer
+
+SMALLEST_VOCABULARY = 257  # the bytes and the token between documents
+
+
+def train_bpe(texts: Iterable[str], vocab_size: int, progress: bool = False) -> HFTokenizer:
+    """A tokenizer of `vocab_size` ids whose merges are the most frequent ones of the texts.
+
+    Any text can be encoded, whatever it was trained on: every byte has an id. A small text may not have enough
+    different words to fill the vocabulary; that is an error, because a model would be built for ids that never occur.
+    """
+    if vocab_size < SMALLEST_VOCABULARY:
+        raise DataError(
+            f"vocab_size must be at least {SMALLEST_VOCABULARY}, one id per byte and one more, got {vocab_size}"
+        )
+    tokenizer = tokenizers.Tokenizer(models.BPE())
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=True)
+    tokenizer.decoder = decoders.ByteLevel()
+    trainer = trainers.BpeTrainer(
+        vocab_size=vocab_size,
+        special_tokens=[END_OF_TEXT],
+        initial_alphabet=sorted(pre_tokenizers.ByteLevel.alphabet()),
+        show_progress=progress,
+    )
+    tokenizer.train_from_iterator(texts, trainer)
+    trained = tokenizer.get_vocab_size()
+    if trained < vocab_size:
+        raise DataError(f"the text only gives {trained} tokens; set vocab_size to at most that, or train on more text")
+    return HFTokenizer(tokenizer, END_OF_TEXT)

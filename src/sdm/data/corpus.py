@@ -1,0 +1,179 @@
+"""Batches of text: stores of tokens, mixed by weight and laid out in rows."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Callable, Sequence
+
+import torch
+
+from sdm.data.batch import Batch
+from sdm.data.config import CorpusConfig
+from sdm.data.errors import DataError
+from sdm.data.mixture import Mixture, shares
+from sdm.data.packing import ConcatenatedRows, DocumentStreams, Row
+from sdm.data.prepare import prepare_tokenizer, prepare_tokens
+from sdm.data.randomness import hash_of
+from sdm.data.shards import TokenStore
+from sdm.data.sources import open_source
+from sdm.data.splits import SPLITS
+from sdm.data.tokenization import Tokenizer
+
+
+def open_corpus(
+    config: CorpusConfig, split: str = "train", announce: Callable[[str], None] = lambda message: None
+) -> Corpus:
+    """Tokenise what is not in the cache yet, and open one split."""
+    if split not in SPLITS:
+        raise DataError(f"split must be one of {', '.join(SPLITS)}, got {split!r}")
+    sources = tuple(open_source(spec, config.suffixes, config.text_key) for spec in config.sources)
+    fractions = config.valid_fraction, config.test_fraction
+    tokenizer = prepare_tokenizer(config.tokenizer, sources, *fractions, config.cache_dir, announce)
+    stores = [
+        prepare_tokens(source, tokenizer, split, *fractions, config.cache_dir, config.verify, announce)
+        for source in sources
+    ]
+    return Corpus(stores, tokenizer, config, repeat=split == "train")
+
+
+class Corpus:
+    """A `BatchSource` over stores of tokens.
+
+    With `repeat` the stores are mixed by weight and begin again when they end. Without, each row of each store comes
+    once and the weights do not matter; places left over are padding.
+    """
+
+    def __init__(
+        self, stores: Sequence[TokenStore], tokenizer: Tokenizer, config: CorpusConfig, repeat: bool = True
+    ) -> None:
+        self.stores, self.tokenizer, self.config, self.repeat = tuple(stores), tokenizer, config, repeat
+        if repeat:
+            self._check_length()
+        weights = config.weights or (1.0,) * len(self.stores)
+        seeds = [hash_of(config.seed, "source", i) for i in range(len(self.stores))]
+        self._layout: _Rows | _Streams
+        if config.layout == "stream":
+            self._layout = _Streams(self.stores, weights, seeds, config, repeat)
+        else:
+            self._layout = _Rows(self.stores, weights, seeds, config, repeat)
+
+    @property
+    def batch_size(self) -> int:
+        return self.config.batch_size
+
+    @property
+    def sequence_length(self) -> int:
+        return self.config.sequence_length
+
+    @property
+    def vocab_size(self) -> int:
+        return self.tokenizer.vocab_size
+
+    @property
+    def num_steps(self) -> int | None:
+        return None if self.repeat else self._layout.steps_per_epoch
+
+    @property
+    def steps_per_epoch(self) -> int:
+        """Steps until the source that takes longest has been seen once."""
+        return self._layout.steps_per_epoch
+
+    @property
+    def fingerprint(self) -> str:
+        config = self.config
+        order = [config.layout, config.sequence_length, config.batch_size, config.shuffle, config.seed, self.repeat]
+        stores = [store.fingerprint for store in self.stores]
+        return hashlib.sha256(json.dumps([order, config.weights, stores]).encode()).hexdigest()
+
+    def batch(self, step: int, rows: Sequence[int]) -> Batch:
+        drawn = [self._layout.row(step, row) for row in rows]
+        input_ids = torch.stack([row.input_ids for row in drawn])
+        labels = torch.stack([row.labels for row in drawn])
+        if self.config.layout == "rows":
+            return Batch(input_ids, labels)
+        if self.config.layout == "stream":
+            return Batch(input_ids, labels, reset=torch.tensor([row.reset for row in drawn]))
+        lengths = torch.tensor([0, *(length for row in drawn for length in row.lengths)], dtype=torch.int32)
+        cu_seqlens = lengths.cumsum(0, dtype=torch.int32)
+        return Batch(input_ids.view(1, -1), labels.view(1, -1), cu_seqlens)
+
+    def _check_length(self) -> None:
+        """Held-out text may be shorter than a sequence; training on mostly padding is a mistake."""
+        for store in self.stores:
+            if store.num_tokens < self.sequence_length:
+                name, split = (store.manifest["source"][key] for key in ("name", "split"))
+                raise DataError(
+                    f"source {name!r} has {store.num_tokens} tokens in split {split!r}, fewer than one sequence of "
+                    f"sequence_length = {self.sequence_length}; add text or shorten the sequence"
+                )
+
+
+class _Rows:
+    """Rows that stand for themselves: any place of any batch can hold a row of any store."""
+
+    def __init__(
+        self,
+        stores: Sequence[TokenStore],
+        weights: Sequence[float],
+        seeds: list[int],
+        config: CorpusConfig,
+        repeat: bool,
+    ) -> None:
+        length, shuffle = config.sequence_length, config.shuffle
+        self._stores = [
+            ConcatenatedRows(store, length, seed, shuffle) for store, seed in zip(stores, seeds, strict=True)
+        ]
+        self._batch_size = config.batch_size
+        self._mixture = Mixture(weights, config.seed) if repeat else None
+        counts = [store.num_rows for store in self._stores]
+        if repeat:
+            rows = max(count * sum(weights) / weight for count, weight in zip(counts, weights, strict=True))
+        else:
+            rows = sum(counts)
+        self.steps_per_epoch = int(-(-rows // config.batch_size))
+
+    def row(self, step: int, row: int) -> Row:
+        index = step * self._batch_size + row
+        if self._mixture is not None:
+            source, index = self._mixture.deal(index)
+            return self._stores[source].row(index)
+        for store in self._stores:
+            if index < store.num_rows:
+                return store.row(index)
+            index -= store.num_rows
+        return self._stores[0].padding()
+
+
+class _Streams:
+    """Rows that continue those of the step before: each place of the batch belongs to one store for good."""
+
+    def __init__(
+        self,
+        stores: Sequence[TokenStore],
+        weights: Sequence[float],
+        seeds: list[int],
+        config: CorpusConfig,
+        repeat: bool,
+    ) -> None:
+        counts = shares(weights, config.batch_size)
+        for name, count in zip(config.sources, counts, strict=True):
+            if count == 0:
+                raise DataError(
+                    f"batch_size = {config.batch_size} leaves no row for source {name!r} by its weight; "
+                    "raise batch_size or the weight"
+                )
+        length, shuffle = config.sequence_length, config.shuffle
+        self._streams = [
+            DocumentStreams(store, length, count, seed, shuffle)
+            for store, count, seed in zip(stores, counts, seeds, strict=True)
+        ]
+        self._places = [(stream, row) for stream in self._streams for row in range(stream.num_rows)]
+        self._repeat = repeat
+        self.steps_per_epoch = max(stream.steps_per_epoch for stream in self._streams)
+
+    def row(self, step: int, row: int) -> Row:
+        stream, place = self._places[row]
+        if not self._repeat and step >= stream.steps_per_epoch:
+            return stream.padding()
+        return stream.row(step, place)

@@ -1,0 +1,74 @@
+"""The batches of one rank, step after step, and where it stands."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+from sdm.data.batch import Batch, BatchSource
+from sdm.data.config import CorpusConfig, DataConfig, MADConfig, MQARConfig
+from sdm.data.corpus import open_corpus
+from sdm.data.errors import DataError, check_not_negative, check_positive
+from sdm.data.mad import MAD
+from sdm.data.mqar import MQAR
+from sdm.data.splits import SPLITS
+
+
+def open_data(
+    config: DataConfig,
+    split: str = "train",
+    total_steps: int | None = None,
+    announce: Callable[[str], None] = lambda message: None,
+) -> BatchSource:
+    """The batches that a config describes.
+
+    Args:
+        config: of a corpus or of a synthetic task.
+        split: "train", or one of the held-out "valid" and "test". A held-out corpus ends after one epoch.
+        total_steps: of the whole training, for curricula.
+        announce: is told what takes long, such as tokenising.
+    """
+    if split not in SPLITS:
+        raise DataError(f"split must be one of {', '.join(SPLITS)}, got {split!r}")
+    if isinstance(config, CorpusConfig):
+        return open_corpus(config, split, announce)
+    if isinstance(config, MQARConfig):
+        return MQAR(config, split, total_steps)
+    if isinstance(config, MADConfig):
+        return MAD(config, split)
+    raise DataError(f"config must be a CorpusConfig, MQARConfig or MADConfig, got {type(config).__name__}")
+
+
+class Batches(Iterator[Batch]):
+    """Iterates over a source from a step on. Rank r of n takes rows r, r + n, r + 2n, ... of each global batch, so that
+    the ranks together see the same rows in the same steps whatever their number."""
+
+    def __init__(self, source: BatchSource, rank: int = 0, world_size: int = 1, step: int = 0) -> None:
+        check_positive(world_size=world_size)
+        check_not_negative(step=step)
+        if not 0 <= rank < world_size:
+            raise DataError(f"rank must be between 0 and world_size - 1 = {world_size - 1}, got {rank}")
+        if source.batch_size % world_size:
+            raise DataError(f"batch_size = {source.batch_size} must be divisible by world_size = {world_size}")
+        self.source, self.step = source, step
+        self._rows = range(rank, source.batch_size, world_size)
+
+    def __next__(self) -> Batch:
+        if self.source.num_steps is not None and self.step >= self.source.num_steps:
+            raise StopIteration
+        batch = self.source.batch(self.step, self._rows)
+        self.step += 1
+        return batch
+
+    def state_dict(self) -> dict[str, Any]:
+        """The next step, and what the source is."""
+        return {"step": self.step, "source": self.source.fingerprint}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Continue from a state, on any number of ranks. Nothing is replayed."""
+        if state["source"] != self.source.fingerprint:
+            raise DataError(
+                "the data changed since this state was saved: its text, tokenizer, order, batch size or length; "
+                "restore them, or start a new run"
+            )
+        self.step = state["step"]

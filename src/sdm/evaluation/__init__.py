@@ -1,0 +1,1 @@
+"""Measurements on trained models: likelihood, likelihood by position, recall."""

@@ -1,0 +1,88 @@
+"""The smallest local layer: each token sees itself and the one before.
+
+Shapes: B batch, T time, S streams (batch rows or documents), C channels.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+
+import torch
+from torch import Tensor, nn
+
+from sdm.layers.interface import LayerState, check_input, check_positive, check_state
+from sdm.layers.streams import Streams, streams_of
+
+
+@dataclasses.dataclass
+class PreviousToken(LayerState):
+    """The state of a shift."""
+
+    previous: Tensor  # [S,C] the last input; zeros before the first
+
+
+class TokenShift(nn.Module):
+    """y_t = W x_t + V x_{t-1}.
+
+    Recall begins with knowing which token came before. Attention learns to look there; this layer is given it, which
+    lets very small models learn recall in minutes. It is not part of the paper's models.
+    """
+
+    def __init__(self, hidden_size: int) -> None:
+        super().__init__()
+        check_positive(hidden_size=hidden_size)
+        self.hidden_size = hidden_size
+        self.current_proj = nn.Linear(hidden_size, hidden_size, bias=False)
+        self.previous_proj = nn.Linear(hidden_size, hidden_size, bias=False)
+
+    def forward(
+        self,
+        x: Tensor,
+        state: PreviousToken | None = None,
+        return_state: bool = False,
+        attention_mask: Tensor | None = None,
+        cu_seqlens: Tensor | None = None,
+    ) -> Tensor | tuple[Tensor, PreviousToken]:
+        """Mix a stretch of tokens, as every `sdm.layers.interface.SequenceLayer` does."""
+        check_input(x, self.hidden_size)
+        streams = streams_of(x, attention_mask, cu_seqlens)
+        if state is not None:
+            check_state(state, PreviousToken, streams.count, x.device, previous=(self.hidden_size,))
+        aligned = streams.align(x)
+        shifted, previous = shift(aligned, None if state is None else state.previous, streams)
+        y = streams.restore(self.current_proj(aligned) + self.previous_proj(shifted))
+        return (y, PreviousToken(previous)) if return_state else y
+
+    @torch.no_grad()
+    def step_(self, x: Tensor, state: PreviousToken) -> Tensor:
+        """Decode one token: x [B,hidden_size] gives y of the same shape; `state` changes in place."""
+        check_input(x, self.hidden_size, "[B,hidden_size]")
+        check_state(state, PreviousToken, x.shape[0], x.device, previous=(self.hidden_size,))
+        y = self.current_proj(x) + self.previous_proj(state.previous.to(x.dtype))
+        state.previous.copy_(x)
+        return y
+
+    def start_state(self, batch_size: int) -> PreviousToken:
+        """The state of streams without tokens, free to be changed in place."""
+        weight = self.current_proj.weight
+        return PreviousToken(torch.zeros(batch_size, self.hidden_size, dtype=weight.dtype, device=weight.device))
+
+
+def shift(x: Tensor, previous: Tensor | None, streams: Streams) -> tuple[Tensor, Tensor]:
+    """x [B,T,C] in left-aligned rows or packed, one token later, and the last token of each stream [S,C]."""
+    time = x.shape[1]
+    if previous is None:
+        previous = x.new_zeros(streams.count, x.shape[2])
+    previous = previous.to(x.dtype)
+    if streams.bounds is None:
+        stream = torch.cat((previous.unsqueeze(1), x), dim=1)
+        if streams.lengths is None:
+            return stream[:, :time], stream[:, time]
+        last = streams.lengths.view(-1, 1, 1).expand(-1, 1, x.shape[2])
+        return stream[:, :time], stream.gather(1, last).squeeze(1)
+    starts, ends = streams.bounds[:-1], streams.bounds[1:]
+    filled = (ends > starts).nonzero().squeeze(1)
+    shifted = torch.cat((x.new_zeros(1, x.shape[2]), x[0]))[:time]
+    shifted = shifted.index_copy(0, starts[filled], previous[filled])
+    last = previous.index_copy(0, filled, x[0, ends[filled] - 1])
+    return shifted.unsqueeze(0), last

@@ -1,0 +1,5 @@
+"""Recipes: functions that return the full configuration of a run. `sdm train NAME` runs one."""
+
+from sdm.recipes.registry import RECIPES, recipe
+
+__all__ = ["RECIPES", "recipe"]

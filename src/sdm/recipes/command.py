@@ -1,0 +1,91 @@
+"""`sdm train RECIPE`: a recipe's configuration with the fields that the command line changes."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated
+
+import tyro
+
+from sdm.data.errors import DataError
+from sdm.recipes.long_context import continue_from
+from sdm.recipes.registry import RECIPES, describe, recipe
+from sdm.training import TrainConfig, Trainer, TrainingError, TrainingStopped
+from sdm.training.config_file import read_config, to_json
+from sdm.training.run_folder import CONFIG
+
+
+@dataclass(frozen=True)
+class TrainOptions:
+    """Train a model in a run's folder. A folder that holds an unfinished run of this configuration is continued."""
+
+    config: Annotated[TrainConfig, tyro.conf.arg(name="")]
+    run_dir: Path
+    """The run's folder."""
+    print_config: bool = False
+    """Print the resolved configuration as JSON, and do nothing else."""
+
+
+def train(arguments: list[str]) -> None:
+    """Parse and run. Errors that a user can mend are one line."""
+    try:
+        options = parse(arguments)
+        if options.print_config:
+            print(json.dumps(to_json(options.config), indent=2))
+            return
+        folder = Trainer(options.config, options.run_dir).run()
+    except (TrainingError, DataError) as error:
+        raise SystemExit(f"error: {error}") from error
+    except TrainingStopped as stopped:
+        print(f"stopped: {stopped}", file=sys.stderr)
+        raise SystemExit(stopped.exit_code) from stopped
+    print(f"{folder}: try `sdm generate {options.run_dir}`")
+
+
+def parse(arguments: list[str]) -> TrainOptions:
+    name, rest = _recipe_name(arguments)
+    if (Path(name) / CONFIG).is_file() and name not in RECIPES:
+        config, folder = read_config(Path(name) / CONFIG), Path(name)
+    else:
+        config, folder = recipe(name), Path("runs") / name
+    if name == "long-context":
+        config, rest = _start_from(config, rest)
+    return tyro.cli(
+        TrainOptions,
+        prog=f"sdm train {name}",
+        args=rest,
+        default=TrainOptions(config, folder),
+        config=(tyro.conf.AvoidSubcommands,),
+    )
+
+
+def _recipe_name(arguments: list[str]) -> tuple[str, list[str]]:
+    if not arguments or arguments[0].startswith("-"):
+        width = max(map(len, RECIPES))
+        known = "\n".join(f"  {name:<{width}}  {describe(name)}" for name in RECIPES)
+        text = (
+            "usage: sdm train RECIPE [--FIELD VALUE ...]\n\nRECIPE is one of these, or the folder of a run to "
+            f"continue; `sdm train RECIPE --help` lists the fields.\n\n{known}"
+        )
+        if arguments and arguments[0] in ("-h", "--help"):
+            print(text)
+            raise SystemExit(0)
+        raise SystemExit(text)
+    return arguments[0], arguments[1:]
+
+
+def _start_from(default: TrainConfig, arguments: list[str]) -> tuple[TrainConfig, list[str]]:
+    """The run that is started from decides the model and the data, before any field is changed."""
+    parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
+    parser.add_argument("--init-from", type=Path)
+    parser.add_argument("--sequence-length", type=int, default=default.data.sequence_length)  # type: ignore[union-attr]
+    known, rest = parser.parse_known_args(arguments)
+    if known.init_from is None:
+        if {"-h", "--help", "--print-config"} & set(rest):
+            return default, rest
+        raise TrainingError("the long-context recipe needs --init-from RUN, a finished run or a model's folder")
+    return continue_from(default, known.init_from, known.sequence_length), rest

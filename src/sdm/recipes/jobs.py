@@ -1,0 +1,90 @@
+"""Several runs side by side: each in a process of its own, with one thread, followed through its metrics.
+
+python -m sdm.recipes.jobs FOLDER      trains and measures the run that FOLDER/job.json describes
+"""
+
+from __future__ import annotations
+
+import json
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+from sdm.training import TrainConfig
+from sdm.training.config_file import from_json, to_json
+from sdm.training.monitor import read_metrics
+
+JOB, RESULT, LOG = "job.json", "evaluation.json", "log.txt"
+
+
+@dataclass(frozen=True)
+class Job:
+    """A run and what to measure after it."""
+
+    name: str
+    config: TrainConfig
+    measure: Literal["recall", "language"]
+
+
+class JobFailed(RuntimeError):
+    """A run did not end well; the message is its own."""
+
+
+def run_jobs(
+    jobs: list[Job], folder: Path, processes: int, progress: Callable[[dict[str, dict[str, float]]], None]
+) -> dict[str, dict[str, Any]]:
+    """Run all jobs, `processes` at a time. Those that have a result already are left alone: an interrupted reproduction
+    goes on where it was. `progress` is told the newest metrics of every job that has begun."""
+    waiting = [job for job in jobs if not (folder / job.name / RESULT).is_file()]
+    running: dict[str, subprocess.Popen[bytes]] = {}
+    try:
+        while waiting or running:
+            while waiting and len(running) < processes:
+                job = waiting.pop(0)
+                running[job.name] = _start(job, folder / job.name)
+            time.sleep(0.5)
+            progress({job.name: (read_metrics(folder / job.name) or [{}])[-1] for job in jobs if job not in waiting})
+            for name in [name for name, process in running.items() if process.poll() is not None]:
+                if running.pop(name).returncode != 0:
+                    raise JobFailed(f"{name} failed:\n{_tail(folder / name / LOG)}")
+    finally:
+        for process in running.values():
+            process.send_signal(signal.SIGTERM)  # a run saves first
+        for process in running.values():
+            process.wait()
+    return {job.name: json.loads((folder / job.name / RESULT).read_text()) for job in jobs}
+
+
+def _start(job: Job, folder: Path) -> subprocess.Popen[bytes]:
+    folder.mkdir(parents=True, exist_ok=True)
+    description = {"name": job.name, "config": to_json(job.config), "measure": job.measure}
+    (folder / JOB).write_text(json.dumps(description, indent=2) + "\n", encoding="utf-8")
+    with (folder / LOG).open("ab") as log:
+        return subprocess.Popen([sys.executable, "-m", "sdm.recipes.jobs", str(folder)], stdout=log, stderr=log)
+
+
+def _tail(path: Path, lines: int = 12) -> str:
+    return "\n".join(path.read_text(errors="replace").splitlines()[-lines:])
+
+
+def main(folder: Path) -> None:
+    """What the process of one job does."""
+    from sdm.recipes.measure import measure
+    from sdm.training import Trainer
+
+    description = json.loads((folder / JOB).read_text(encoding="utf-8"))
+    config = from_json(TrainConfig, description["config"])
+    Trainer(config, folder).run()
+    result = measure(description["measure"], config, folder)
+    temporary = folder / f".{RESULT}"
+    temporary.write_text(json.dumps(result, indent=2) + "\n", encoding="utf-8")
+    temporary.replace(folder / RESULT)
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]))

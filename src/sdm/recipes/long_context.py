@@ -1,0 +1,65 @@
+"""Fine-tuning on long sequences: `sdm train long-context --init-from RUN --sequence-length 131072`."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Literal
+
+from sdm.data.config import CorpusConfig
+from sdm.models import SDMConfig
+from sdm.recipes.tiny import tiny_code
+from sdm.training import ModelConfig, ScheduleConfig, TrainConfig, TrainingError
+from sdm.training.config_file import read_config
+from sdm.training.export import exported_folder
+from sdm.training.run_folder import CONFIG
+
+LENGTH = 131_072
+
+
+def long_context() -> TrainConfig:
+    """Fine-tuning of a trained model on sequences of 131072 tokens; needs --init-from."""
+    return lengthen(tiny_code(), LENGTH)
+
+
+def lengthen(config: TrainConfig, sequence_length: int, steps: int = 50) -> TrainConfig:
+    """A run's configuration for long sequences: a tenth of the learning rate, one row per step, documents one after the
+    other, and memory for one segment of 8192 tokens however long the sequence."""
+    if not isinstance(config.data, CorpusConfig):
+        raise TrainingError("init_from: only runs on text can be fine-tuned on long sequences")
+    kinds = config.model.build(config.model.vocab_size or 256).layer_types or []
+    checkpointing: Literal["block", "segment"] = "block" if "full_attention" in kinds else "segment"
+    return replace(
+        config,
+        data=replace(config.data, layout="rows", sequence_length=sequence_length, batch_size=1),
+        optim=replace(config.optim, lr=config.optim.lr / 10),
+        schedule=ScheduleConfig(steps=steps, warmup=steps // 10),
+        compute=replace(config.compute, accumulation=1, checkpointing=checkpointing),
+        monitor=replace(config.monitor, log_every=1, memory_every=10, validate_every=0, validation_batches=1),
+        checkpoint=replace(config.checkpoint, every=10),
+    )
+
+
+def continue_from(default: TrainConfig, init_from: Path, sequence_length: int) -> TrainConfig:
+    """The recipe with the model and the data of the run that it starts from; and with sequences of this length."""
+    folder = init_from if (init_from / CONFIG).is_file() and not _is_model(init_from) else init_from.parent
+    if (folder / CONFIG).is_file() and not _is_model(folder):
+        config = read_config(folder / CONFIG)
+        data = config.data
+        if isinstance(data, CorpusConfig):
+            # The very tokenizer of the export: a BPE trained anew on changed text would be another one.
+            data = replace(data, tokenizer=str(exported_folder(init_from)))
+        config = replace(config, data=data, init_from=init_from)
+    else:
+        found = SDMConfig.from_pretrained(exported_folder(init_from))
+        names = set(ModelConfig.__dataclass_fields__) & set(found.to_dict())
+        values = {name: getattr(found, name) for name in names - {"global_layer"}}
+        model = ModelConfig(**values | {"layer_types": tuple(found.layer_types or ())})
+        assert isinstance(default.data, CorpusConfig)
+        data = replace(default.data, tokenizer=str(exported_folder(init_from)))
+        config = replace(default, model=model, data=data, init_from=init_from)
+    return lengthen(config, sequence_length)
+
+
+def _is_model(folder: Path) -> bool:
+    return (folder / "model.safetensors").is_file()

@@ -1,0 +1,41 @@
+"""Every recipe by its name on the command line."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+
+from sdm.models.ladder import LEVELS
+from sdm.recipes.ladder import GLOBAL_LAYERS, ladder_run
+from sdm.recipes.long_context import long_context
+from sdm.recipes.mqar import mqar
+from sdm.recipes.tiny import tiny_code, tiny_text
+from sdm.training import TrainConfig, TrainingError
+
+RECIPES: dict[str, Callable[[], TrainConfig]] = {
+    "tiny-code": tiny_code,
+    "tiny-text": tiny_text,
+    "mqar": mqar,
+    "mqar-gdn": partial(mqar, "gdn", lr=5e-3),
+    "mqar-attention": partial(mqar, "full_attention"),
+    "long-context": long_context,
+    **{
+        f"ladder-{level}" + ("" if kind == "sdm" else f"-{name}"): partial(ladder_run, level, kind)
+        for level in LEVELS
+        for name, kind in GLOBAL_LAYERS.items()
+    },
+}
+
+
+def recipe(name: str) -> TrainConfig:
+    """The configuration of a recipe."""
+    if name not in RECIPES:
+        raise TrainingError(f"there is no recipe {name!r}; there are {', '.join(RECIPES)}")
+    return RECIPES[name]()
+
+
+def describe(name: str) -> str:
+    """The first line of a recipe's documentation."""
+    function = RECIPES[name]
+    documented = function.func if isinstance(function, partial) else function
+    return (documented.__doc__ or "").strip().splitlines()[0]

@@ -1,0 +1,28 @@
+"""Training: from a typed configuration to a run's folder that can be continued, exported and trusted."""
+
+from sdm.training.config import (
+    CheckpointConfig,
+    ComputeConfig,
+    GuardConfig,
+    MonitorConfig,
+    OptimConfig,
+    ScheduleConfig,
+    TrainConfig,
+)
+from sdm.training.errors import TrainingError, TrainingStopped
+from sdm.training.model_config import ModelConfig
+from sdm.training.trainer import Trainer
+
+__all__ = [
+    "CheckpointConfig",
+    "ComputeConfig",
+    "GuardConfig",
+    "ModelConfig",
+    "MonitorConfig",
+    "OptimConfig",
+    "ScheduleConfig",
+    "TrainConfig",
+    "Trainer",
+    "TrainingError",
+    "TrainingStopped",
+]

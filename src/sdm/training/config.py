@@ -1,0 +1,206 @@
+"""The whole of a training run, as typed settings. A value that cannot work fails here and names its field."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Literal
+
+from sdm.data.config import CorpusConfig, DataConfig
+from sdm.training.errors import TrainingError
+from sdm.training.model_config import ModelConfig
+
+
+@dataclass(frozen=True)
+class OptimConfig:
+    """AdamW. The defaults are the paper's."""
+
+    lr: float = 1e-3
+    """Learning rate at its highest."""
+    betas: tuple[float, float] = (0.9, 0.95)
+    """Decay rates of the two moments."""
+    eps: float = 1e-8
+    """Added to the root of the second moment."""
+    weight_decay: float = 0.1
+    """Of the weight matrices; gates, norms, biases and decay rates have none."""
+    initial_state_lr: float | None = None
+    """Learning rate of the learned initial states M0; None: lr."""
+    initial_state_decay: float = 0.0
+    """Weight decay of the learned initial states."""
+    clip: float = 1.0
+    """Largest norm of the gradient; a longer one is shortened to it."""
+
+    def __post_init__(self) -> None:
+        _check_positive("optim", lr=self.lr, eps=self.eps, clip=self.clip)
+        if self.initial_state_lr is not None:
+            _check_positive("optim", initial_state_lr=self.initial_state_lr)
+        _check_not_negative("optim", weight_decay=self.weight_decay, initial_state_decay=self.initial_state_decay)
+        for beta in self.betas:
+            if not 0 <= beta < 1:
+                raise TrainingError(f"optim.betas must be at least 0 and below 1, got {self.betas}")
+
+
+@dataclass(frozen=True)
+class ScheduleConfig:
+    """Warmup-Stable-Decay: up in a straight line, level, down at the end."""
+
+    steps: int = 1000
+    """Steps of the whole run."""
+    warmup: int = 50
+    """Steps until the learning rate is at its highest."""
+    decay: int | None = None
+    """Steps of the decay at the end; None: a fifth of the steps."""
+    shape: Literal["linear", "cosine", "sqrt"] = "linear"
+    """How the learning rate falls: in a line, as half a cosine, or as 1 - sqrt of the way."""
+    final: float = 0.0
+    """What is left of the learning rate at the end, as a share of the highest."""
+
+    def __post_init__(self) -> None:
+        _check_positive("schedule", steps=self.steps)
+        _check_not_negative("schedule", warmup=self.warmup, decay=self.decay_steps)
+        if self.warmup + self.decay_steps > self.steps:
+            raise TrainingError(
+                f"schedule.warmup = {self.warmup} and a decay of {self.decay_steps} do not fit into schedule.steps = "
+                f"{self.steps}"
+            )
+        if not 0 <= self.final <= 1:
+            raise TrainingError(f"schedule.final must be between 0 and 1, got {self.final}")
+
+    @property
+    def decay_steps(self) -> int:
+        return self.steps // 5 if self.decay is None else self.decay
+
+
+@dataclass(frozen=True)
+class ComputeConfig:
+    """How a step is computed."""
+
+    device: str = "auto"
+    """"cpu", "cuda", ...; "auto" takes a GPU if there is one."""
+    threads: int | None = None
+    """Threads of the CPU; None: torch's choice. It changes rounding, and with it the exact course of a run."""
+    precision: Literal["float32", "bfloat16"] = "float32"
+    """bfloat16 multiplies matrices in 16 bits (autocast); weights, gates and states stay in float32."""
+    accumulation: int = 1
+    """Pieces that the rows of a batch are cut into; their gradients are added up before a step."""
+    checkpointing: Literal["none", "block", "segment"] = "none"
+    """What is computed again in backward instead of kept: nothing; each block but its input; or stretches of time,
+    of which only the states in between are kept (for models without full attention and data that is not packed)."""
+    segment_length: int = 8192
+    """Tokens of a stretch with checkpointing = "segment"."""
+    compile: bool = False
+    """Run the blocks through torch.compile, which helps on GPUs."""
+
+    def __post_init__(self) -> None:
+        _check_positive("compute", accumulation=self.accumulation, segment_length=self.segment_length)
+        if self.threads is not None:
+            _check_positive("compute", threads=self.threads)
+        if self.compile and self.checkpointing == "segment":
+            raise TrainingError('compute.compile cannot be combined with compute.checkpointing = "segment"')
+
+
+@dataclass(frozen=True)
+class CheckpointConfig:
+    """When to save, and how much to keep."""
+
+    every: int = 500
+    """Steps between two checkpoints; the last step is always saved."""
+    keep: int = 2
+    """How many of the newest checkpoints to keep."""
+
+    def __post_init__(self) -> None:
+        _check_positive("checkpoint", every=self.every, keep=self.keep)
+
+
+@dataclass(frozen=True)
+class MonitorConfig:
+    """What to measure and where to show it. metrics.jsonl is always written."""
+
+    log_every: int = 10
+    """Steps between two lines of metrics."""
+    memory_every: int = 50
+    """Steps between two statistics of gates and slots; 0: none."""
+    validate_every: int = 250
+    """Steps between two measurements on held-out data; 0: at the end only."""
+    validation_batches: int = 8
+    """Batches of a measurement; 0: never measure."""
+    display: Literal["auto", "live", "plain", "none"] = "auto"
+    """A live display, plain lines, or nothing; "auto" is live on a terminal and plain elsewhere."""
+    tensorboard: bool = False
+    """Also write TensorBoard events."""
+    wandb: str | None = None
+    """Also send the metrics to this Weights & Biases project."""
+
+    def __post_init__(self) -> None:
+        _check_positive("monitor", log_every=self.log_every)
+        _check_not_negative(
+            "monitor",
+            memory_every=self.memory_every,
+            validate_every=self.validate_every,
+            validation_batches=self.validation_batches,
+        )
+
+
+@dataclass(frozen=True)
+class GuardConfig:
+    """When to stop by itself."""
+
+    spike: float = 3.0
+    """A loss is a spike when it exceeds the recent mean by so many times the distance that half of the recent losses
+    keep from it, by half, and by half a nat; 0 turns the guard off."""
+    patience: int = 20
+    """Spikes in a row that stop the run: a single bad batch does not."""
+    check_memory: bool = True
+    """Refuse to start what will not fit into memory by estimate."""
+
+    def __post_init__(self) -> None:
+        _check_not_negative("guard", spike=self.spike)
+        _check_positive("guard", patience=self.patience)
+
+
+@dataclass(frozen=True)
+class TrainConfig:
+    """A run."""
+
+    model: ModelConfig = field(default_factory=ModelConfig)
+    data: DataConfig = field(default_factory=CorpusConfig)
+    optim: OptimConfig = field(default_factory=OptimConfig)
+    schedule: ScheduleConfig = field(default_factory=ScheduleConfig)
+    compute: ComputeConfig = field(default_factory=ComputeConfig)
+    checkpoint: CheckpointConfig = field(default_factory=CheckpointConfig)
+    monitor: MonitorConfig = field(default_factory=MonitorConfig)
+    guard: GuardConfig = field(default_factory=GuardConfig)
+    seed: int = 0
+    """Of the initialisation."""
+    init_from: Path | None = None
+    """A run's or a model's folder to take the weights from; the sizes must be those of `model`."""
+
+    def __post_init__(self) -> None:
+        _check_not_negative("config", seed=self.seed)
+        if self.data.batch_size % self.compute.accumulation:
+            raise TrainingError(
+                f"data.batch_size = {self.data.batch_size} must be divisible by compute.accumulation = "
+                f"{self.compute.accumulation}"
+            )
+        layout = self.data.layout if isinstance(self.data, CorpusConfig) else "rows"
+        kinds = self.model.build(self.model.vocab_size or 256).layer_types or []
+        segments = self.compute.checkpointing == "segment"
+        if segments and layout == "packed":
+            raise TrainingError('compute.checkpointing = "segment" needs data.layout "rows" or "stream", got "packed"')
+        if (segments or layout == "stream") and "full_attention" in kinds:
+            what = 'compute.checkpointing = "segment"' if segments else 'data.layout = "stream"'
+            raise TrainingError(f"{what} carries states on, which full_attention does not have")
+        if layout == "stream" and self.compute.checkpointing == "block":
+            raise TrainingError('data.layout = "stream" takes compute.checkpointing "none" or "segment", got "block"')
+
+
+def _check_positive(section: str, **values: float) -> None:
+    for name, value in values.items():
+        if not 0 < value < float("inf"):
+            raise TrainingError(f"{section}.{name} must be positive and finite, got {value}")
+
+
+def _check_not_negative(section: str, **values: float) -> None:
+    for name, value in values.items():
+        if not 0 <= value < float("inf"):
+            raise TrainingError(f"{section}.{name} must not be negative, got {value}")

@@ -1,0 +1,120 @@
+"""What a run will take, estimated before it starts, so that what cannot fit is refused at once."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+
+from sdm.data.batch import BatchSource
+from sdm.models import SDMConfig, cost
+from sdm.training.config import TrainConfig
+from sdm.training.errors import TrainingError
+
+GIGABYTE = 10**9
+INTERPRETER = 0.4 * GIGABYTE  # torch, transformers and the data that is mapped in
+
+
+@dataclass(frozen=True)
+class Estimate:
+    """Bytes and seconds of a run."""
+
+    weights: float  # weights, gradients and both moments
+    activations: float  # of the rows that are computed together
+    tokens: int  # of the whole run
+    flops: float  # of the whole run
+    available: float  # bytes of memory that are free
+
+    @property
+    def memory(self) -> float:
+        return INTERPRETER + self.weights + self.activations
+
+    def describe(self, flops_per_second: float) -> str:
+        hours = self.flops / flops_per_second / 3600
+        duration = f"{hours:.1f} hours" if hours >= 1 else f"{60 * hours:.1f} minutes"
+        return (
+            f"about {self.memory / GIGABYTE:.2f} GB of {self.available / GIGABYTE:.1f} GB of free memory "
+            f"({self.weights / GIGABYTE:.2f} GB weights and moments, {self.activations / GIGABYTE:.2f} GB "
+            f"activations), {self.tokens:,} tokens, {self.flops:.2e} FLOPs, at least {duration}"
+        )
+
+
+def estimate(config: TrainConfig, model: SDMConfig, data: BatchSource, device: torch.device) -> Estimate:
+    costs = cost(model)
+    length, rows = data.sequence_length, data.batch_size // config.compute.accumulation
+    tokens = data.batch_size * length * config.schedule.steps
+    return Estimate(
+        weights=16 * (costs.parameters + costs.initial_state_parameters),
+        activations=_activations(config, model, rows, length),
+        tokens=tokens,
+        flops=float(tokens) * costs.training_flops_per_token(length),
+        available=available_memory(device),
+    )
+
+
+def check(config: TrainConfig, model: SDMConfig, data: BatchSource, device: torch.device) -> str:
+    """Say what the run will take, or refuse it."""
+    found = estimate(config, model, data, device)
+    if config.guard.check_memory and found.memory > found.available:
+        raise TrainingError(
+            f"this run needs {found.describe(_flops_per_second(device))}. Lower data.batch_size or "
+            f"data.sequence_length, raise compute.accumulation, or set compute.checkpointing; guard.check_memory = "
+            f"False starts it nevertheless"
+        )
+    return found.describe(_flops_per_second(device))
+
+
+def _activations(config: TrainConfig, model: SDMConfig, rows: int, length: int) -> float:
+    """Elements that one token leaves behind for backward, times four bytes, times the tokens computed together.
+
+    The factors are those of the layers as they are written, rounded up: what a block's norms, projections, mixing and
+    MLP keep. A recurrent table is held a few times per row: the running one, the final one, and both their gradients.
+    """
+    width, inner = model.hidden_size, model.intermediate_size or 0
+    blocks = len(model.layer_types or ())
+    block = 16 * width + 5 * inner
+    tables = 4.0 * rows * cost(model).state_elements * 4
+    tokens = float(rows * length)
+    logits = 3.0 * (model.loss_chunk_size or tokens) * model.vocab_size
+    mode = config.compute.checkpointing
+    if mode == "segment":
+        segment = float(rows * min(length, config.compute.segment_length))
+        borders = -(-length // config.compute.segment_length) * rows
+        between = borders * (cost(model).state_elements + cost(model).window_elements)
+        return 4 * (segment * (blocks * block + 4 * width) + between + logits) + tables
+    kept = blocks * width + block if mode == "block" else blocks * block
+    return 4 * (tokens * (kept + 4 * width) + logits) + tables
+
+
+def available_memory(device: torch.device) -> float:
+    """Bytes that are free now, within the limit of a container if there is one."""
+    if device.type == "cuda":
+        return float(torch.cuda.mem_get_info(device)[0])
+    free = float("inf")
+    try:
+        for line in Path("/proc/meminfo").read_text().splitlines():
+            if line.startswith("MemAvailable:"):
+                free = 1024.0 * int(line.split()[1])
+    except OSError:
+        return free
+    for limit, used in (("memory.max", "memory.current"),):
+        try:
+            group = Path("/sys/fs/cgroup")
+            free = min(free, float((group / limit).read_text()) - float((group / used).read_text()))
+        except (OSError, ValueError):  # no such file, or "max"
+            continue
+    return free
+
+
+def _flops_per_second(device: torch.device) -> float:
+    """What this machine does in a product of matrices: no run is faster."""
+    size = 512 if device.type == "cpu" else 4096
+    a = torch.randn(size, size, device=device, generator=torch.Generator(device).manual_seed(0))
+    best = float("inf")
+    for _ in range(4):
+        start = time.perf_counter()
+        float((a @ a)[0, 0])
+        best = min(best, time.perf_counter() - start)
+    return 2 * size**3 / best

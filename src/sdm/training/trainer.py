@@ -1,0 +1,256 @@
+"""The training loop.
+
+    Trainer(config, Path("runs/mine")).run()
+
+A run's folder that already holds checkpoints is continued from the newest good one, bit for bit on a CPU: weights,
+moments, position in the data, random numbers, carried states and guards are all part of a checkpoint.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from sdm.data.batch import Batch, BatchSource
+from sdm.data.config import CorpusConfig
+from sdm.data.loader import Batches, open_data
+from sdm.models import SDMForCausalLM
+from sdm.training import preflight, run_folder
+from sdm.training.carried import CarriedStates
+from sdm.training.checkpoint import CheckpointError, CheckpointStore
+from sdm.training.config import TrainConfig
+from sdm.training.config_file import to_json
+from sdm.training.errors import TrainingStopped
+from sdm.training.export import EXPORT, export_model, load_weights, model_tensors
+from sdm.training.guards import Guard
+from sdm.training.loss import batch_loss, carried_loss
+from sdm.training.memory_statistics import MemoryStatistics
+from sdm.training.monitor import Monitor
+from sdm.training.optimizer import make_optimizer, set_learning_rate, start_moments
+from sdm.training.schedule import learning_rate_factor
+from sdm.training.signals import StopSignals
+
+
+class Trainer:
+    """Trains the model of a configuration in a run's folder."""
+
+    def __init__(self, config: TrainConfig, folder: Path) -> None:
+        self.config, self.folder = config, folder
+        self._lock = run_folder.claim(folder, config)
+        try:
+            self._prepare()
+        except BaseException:
+            self.close()
+            raise
+
+    def _prepare(self) -> None:
+        config = self.config
+        if config.compute.threads is not None:
+            torch.set_num_threads(config.compute.threads)
+        self.device = _device(config.compute.device)
+        self.monitor = Monitor(self.folder, config.monitor, config.schedule.steps)
+        self.data = open_data(config.data, "train", config.schedule.steps, self.monitor.message)
+        self.batches = Batches(self.data)
+        self.tokenizer = getattr(self.data, "tokenizer", None)
+        eos_id = None if self.tokenizer is None else self.tokenizer.eos_id
+        model_config = config.model.build(self.data.vocab_size, eos_id)
+        self.monitor.message(preflight.check(config, model_config, self.data, self.device))
+
+        torch.manual_seed(config.seed)
+        self.model = SDMForCausalLM(model_config).train()
+        torch.nn.Module.to(self.model, self.device)
+        if config.init_from is not None:
+            load_weights(self.model, config.init_from, self.tokenizer)
+        if config.compute.checkpointing == "block":
+            self.model.gradient_checkpointing_enable({"use_reentrant": False, "preserve_rng_state": False})
+        if config.compute.compile:
+            self.model.model.compile()
+        self.optimizer = make_optimizer(self.model, config.optim)
+        start_moments(self.optimizer)
+        self.carried = CarriedStates(config.compute.accumulation)
+        self.guard = Guard(config.guard)
+        self.statistics = MemoryStatistics()
+        self.store = CheckpointStore(self.folder / run_folder.CHECKPOINTS, config.checkpoint.keep)
+        self.step = 0
+        self._speed = _Speed()
+
+    def run(self) -> Path:
+        """Train to the end and export the model. Returns the export's folder."""
+        steps, checkpoint = self.config.schedule.steps, self.config.checkpoint
+        try:
+            with StopSignals() as signals:
+                self.resume()
+                while self.step < steps:
+                    self._advance()
+                    if signals.received is not None:
+                        self.save()
+                        raise TrainingStopped(
+                            f"{signals.received.name}: stopped after step {self.step}, which is saved; the same "
+                            "command continues",
+                            exit_code=128 + signals.received,
+                        )
+                    if self.step % checkpoint.every == 0 or self.step == steps:
+                        self.save()
+                return export_model(self.model, self.tokenizer, self.folder / EXPORT)
+        except (OSError, CheckpointError) as error:
+            raise TrainingStopped(f"stopped after step {self.step}: {error}") from error
+        finally:
+            self.close()
+
+    def close(self) -> None:
+        """End the display and let other processes have the folder."""
+        if hasattr(self, "monitor"):  # it has not, if preparing failed early
+            self.monitor.close()
+        run_folder.release(self._lock)
+        self._lock = -1
+
+    def _advance(self) -> None:
+        """One step, and the measurements that are due after it."""
+        monitor, step = self.config.monitor, self.step + 1
+        last = step == self.config.schedule.steps
+        log, memory, validate = (
+            _due(step, every, last) for every in (monitor.log_every, monitor.memory_every, monitor.validate_every)
+        )
+        start = time.perf_counter()
+        metrics = self.train_step(measure_memory=memory)
+        self._speed.add(int(metrics.pop("tokens")), time.perf_counter() - start)
+        if validate and monitor.validation_batches:
+            metrics |= self.validate()
+        if log or memory or validate:
+            left = (self.config.schedule.steps - step) * self._speed.seconds / step
+            metrics |= {"tokens_per_second": self._speed.take(), "seconds": self._speed.seconds, "seconds_left": left}
+            self.monitor.log(step, metrics)
+
+    def train_step(self, measure_memory: bool = False) -> dict[str, float]:
+        """One optimizer step. Returns its metrics."""
+        batch = next(self.batches).to(self.device)
+        factor = learning_rate_factor(self.config.schedule, self.step)
+        set_learning_rate(self.optimizer, factor)
+        num_labels, loss = batch.num_labels, 0.0
+        with self.statistics.watch(self.model) if measure_memory else contextlib.nullcontext():
+            for place, piece in enumerate(batch.split(self.config.compute.accumulation)):
+                piece_loss = self._loss(piece, num_labels, place)
+                piece_loss.backward()
+                loss += piece_loss.item()
+        norm = torch.nn.utils.clip_grad_norm_(self.model.parameters(), self.config.optim.clip).item()
+        self.guard.check(self.step + 1, loss, norm, self.model, self._advice())
+        self.optimizer.step()
+        self.optimizer.zero_grad(set_to_none=True)
+        self.step += 1
+        metrics = {"loss": loss, "gradient_norm": norm, "lr": factor * self.config.optim.lr, "tokens": batch.num_tokens}
+        return metrics | self.statistics.take()
+
+    def _loss(self, batch: Batch, num_labels: int, place: int) -> Tensor:
+        """The loss of one piece of a batch; a stream's states are carried on to the same piece of the next step."""
+        compute = self.config.compute
+        segment_length = compute.segment_length if compute.checkpointing == "segment" else None
+        with torch.autocast(self.device.type, torch.bfloat16, enabled=compute.precision == "bfloat16"):
+            if batch.reset is None and segment_length is None:
+                return batch_loss(self.model, batch, num_labels)
+            before = None if batch.reset is None else self.carried.begin(self.model, place, batch.reset)
+            loss, states = carried_loss(self.model, batch, num_labels, before, segment_length)
+            if batch.reset is not None:
+                self.carried.keep(place, states)
+            return loss
+
+    @torch.no_grad()
+    def validate(self) -> dict[str, float]:
+        """Mean negative log-likelihood, in nats per token, on held-out data."""
+        data = self._held_out()
+        if data is None:
+            return {}
+        training_states, self.carried = self.carried, CarriedStates(1)
+        count = self.config.monitor.validation_batches
+        total, labels = 0.0, 0
+        for _, batch in zip(range(count), Batches(data), strict=False):
+            # The loss is divided by one, so that batches with more to predict weigh more.
+            total += self._loss(batch.to(self.device), 1, 0).item()
+            labels += batch.num_labels
+        self.carried = training_states
+        return {"valid/loss": total / max(labels, 1)}
+
+    def _held_out(self) -> BatchSource | None:
+        data = self.config.data
+        if isinstance(data, CorpusConfig) and data.valid_fraction == 0:
+            return None
+        if not hasattr(self, "_valid"):
+            self._valid = open_data(data, "valid", self.config.schedule.steps, self.monitor.message)
+        return self._valid
+
+    def save(self) -> Path:
+        """Write a checkpoint of everything that the next step depends on."""
+        state = {
+            "data": self.batches.state_dict(),
+            "guard": self.guard.state_dict(),
+            "carried": self.carried.description(),
+            "seconds": self._speed.seconds,
+            "config": to_json(self.config),
+        }
+        return self.store.save(self.step, self._tensors(), state)
+
+    def resume(self) -> None:
+        """Continue from the newest good checkpoint, if there is one."""
+        self.store.remove_leftovers()
+        state = self.store.newest(self.monitor.message)
+        self.monitor.rewind(0 if state is None else state["step"])
+        if state is None:
+            return
+        self.batches.load_state_dict(state["data"])
+        self.guard.load_state_dict(state["guard"])
+        self.carried.prepare(self.model, state["carried"], self.device)
+        tensors = self._tensors()
+        self.store.load(state["step"], tensors)
+        torch.set_rng_state(tensors["random.cpu"])
+        if self.device.type == "cuda":
+            torch.cuda.set_rng_state(tensors["random.cuda"], self.device)
+        self.step, self._speed = state["step"], _Speed(state["seconds"])
+        self.monitor.message(f"continuing after step {self.step}")
+
+    def _tensors(self) -> dict[str, Tensor]:
+        """By name, everything that a checkpoint holds."""
+        tensors = {f"model.{name}": x for name, x in model_tensors(self.model).items()}
+        for name, parameter in self.model.named_parameters():
+            for key, value in self.optimizer.state[parameter].items():
+                tensors[f"optimizer.{name}.{key}"] = value
+        tensors |= {f"carried.{name}": x for name, x in self.carried.tensors().items()}
+        tensors["random.cpu"] = torch.get_rng_state()
+        if self.device.type == "cuda":
+            tensors["random.cuda"] = torch.cuda.get_rng_state(self.device)
+        return tensors
+
+    def _advice(self) -> str:
+        steps = self.store.steps()
+        good = f"The last good checkpoint is {self.store.path(steps[-1])}" if steps else "There is no checkpoint yet"
+        return f"{good}; a lower optim.lr or a longer schedule.warmup may help, in a run of its own."
+
+
+class _Speed:
+    """Seconds spent in training steps, over all of a run's processes, and tokens per second since the last look."""
+
+    def __init__(self, seconds: float = 0.0) -> None:
+        self.seconds = seconds
+        self._recent_tokens, self._recent_seconds = 0, 0.0
+
+    def add(self, tokens: int, seconds: float) -> None:
+        self.seconds += seconds
+        self._recent_tokens += tokens
+        self._recent_seconds += seconds
+
+    def take(self) -> float:
+        speed = self._recent_tokens / max(self._recent_seconds, 1e-9)
+        self._recent_tokens, self._recent_seconds = 0, 0.0
+        return speed
+
+
+def _due(step: int, every: int, last: bool) -> bool:
+    return last or (every > 0 and step % every == 0)
+
+
+def _device(name: str) -> torch.device:
+    if name == "auto":
+        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    return torch.device(name)

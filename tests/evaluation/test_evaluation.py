@@ -1,0 +1,54 @@
+"""Measurements agree with what a plain forward pass says."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+from sdm.data import Batch, MQARConfig, open_corpus
+from sdm.evaluation.likelihood import likelihood, token_nll
+from sdm.evaluation.position import document_batches, doubling_edges, nll_by_position
+from sdm.evaluation.recall import recall_accuracy
+from tiny_models import VOCABULARY, tiny_model
+from training.runs import text_run
+
+
+def test_token_nll() -> None:
+    model = tiny_model()
+    ids = torch.randint(0, VOCABULARY, (2, 12))
+    labels = ids.roll(-1, 1)
+    labels[:, -1] = -100
+    nll = token_nll(model, Batch(ids, labels))
+    with torch.no_grad():
+        expected = F.cross_entropy(model(ids).logits.transpose(1, 2), labels, reduction="none")
+    assert torch.allclose(nll, expected, atol=1e-5)
+    mean = likelihood(model, [Batch(ids, labels)] * 2)
+    assert mean.tokens == 44
+    assert mean.nll == pytest.approx(float(expected.sum()) / 22, rel=1e-5)
+    assert mean.perplexity > 1
+
+
+def test_nll_by_position(tmp_path: Path) -> None:
+    corpus = open_corpus(text_run(tmp_path).data, "train")  # type: ignore[arg-type]
+    store = corpus.stores[0]
+    batches = list(document_batches(store, 100))
+    assert sum(len(batch.input_ids) for batch in batches) == int((store.lengths > 100).sum())
+    assert torch.equal(batches[0].input_ids[:, 1:], batches[0].labels[:, :-1])
+    model = tiny_model(vocab_size=257)
+    edges = doubling_edges(100, 16)
+    assert edges == [0, 16, 32, 64, 100]
+    bins = nll_by_position(model, batches, edges)
+    total = sum(one.nll * one.tokens for one in bins) / sum(one.tokens for one in bins)
+    assert total == pytest.approx(likelihood(model, batches).nll, rel=1e-5)
+
+
+def test_recall_of_a_model_that_knows_nothing() -> None:
+    config = MQARConfig(num_pairs=16, num_keys=64, num_values=16)
+    accuracy = recall_accuracy(tiny_model(vocab_size=80), config, (4, 8), queries=256)
+    assert accuracy.keys() == {4, 8}
+    assert all(0 <= value < 0.4 for value in accuracy.values())
+    again = recall_accuracy(tiny_model(vocab_size=80), config, (4,), queries=256)
+    assert 0 <= again[4] <= 1

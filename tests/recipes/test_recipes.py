@@ -1,0 +1,186 @@
+"""Every recipe is a complete configuration, and the command runs it."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from sdm.cli import main
+from sdm.data import CorpusConfig
+from sdm.models import cost, ladder
+from sdm.models.ladder import LEVELS
+from sdm.recipes import RECIPES, recipe
+from sdm.recipes.command import parse
+from sdm.recipes.jobs import Job, run_jobs
+from sdm.recipes.mqar import mqar
+from sdm.recipes.registry import describe
+from sdm.recipes.reproduce import quick_jobs, report
+from sdm.recipes.small_pair import small_code
+from sdm.training import ScheduleConfig, TrainConfig, TrainingError
+from sdm.training.config_file import from_json, to_json
+from training.runs import MODEL, recall_run, text_run
+
+
+@pytest.mark.parametrize("name", RECIPES)
+def test_recipes_are_complete(name: str) -> None:
+    config = recipe(name)
+    assert from_json(TrainConfig, json.loads(json.dumps(to_json(config)))) == config
+    assert describe(name)
+
+
+@pytest.mark.parametrize("level", LEVELS)
+def test_ladder_recipes_are_the_paper_s(level: int) -> None:
+    config, row = recipe(f"ladder-{level}"), LEVELS[level]
+    built, paper = config.model.build(128_256), ladder(level)
+    assert cost(built) == cost(paper)
+    assert config.optim.lr == row.learning_rate
+    assert config.optim.betas == (0.9, 0.95)
+    assert config.optim.clip == 1.0
+    assert isinstance(config.data, CorpusConfig)
+    tokens = config.schedule.steps * config.data.batch_size * config.data.sequence_length
+    assert tokens == pytest.approx(row.tokens, rel=1e-3)
+
+
+def test_recall_models_are_equal() -> None:
+    """In parameters and FLOPs, not in state."""
+    costs = {kind: cost(mqar(kind).model.build(576)) for kind in ("sdm", "gdn", "full_attention")}
+    sizes = [one.parameters for one in costs.values()]
+    assert max(sizes) / min(sizes) < 1.02
+    flops = [costs[kind].flops_per_token(512).total for kind in ("sdm", "gdn")]
+    assert max(flops) / min(flops) < 1.05
+    assert costs["sdm"].state_elements == 64 * costs["gdn"].state_elements
+
+
+def test_pair_differs_in_its_global_layer_alone() -> None:
+    sdm, gdn = (cost(small_code(kind).model.build(1024)) for kind in ("sdm", "gdn"))
+    assert max(sdm.parameters, gdn.parameters) / min(sdm.parameters, gdn.parameters) < 1.02
+
+
+def test_unknown_recipe() -> None:
+    with pytest.raises(TrainingError, match="there is no recipe 'tiny'"):
+        recipe("tiny")
+    with pytest.raises(SystemExit, match="there is no recipe"):
+        main(["train", "tiny"])
+    with pytest.raises(SystemExit, match="tiny-code"):
+        main(["train"])
+
+
+def test_fields_on_the_command_line(capsys: pytest.CaptureFixture[str]) -> None:
+    options = parse(["tiny-code", "--optim.lr", "1e-4", "--data.sequence-length", "64", "--run-dir", "x"])
+    assert options.config == replace(
+        recipe("tiny-code"),
+        optim=replace(recipe("tiny-code").optim, lr=1e-4),
+        data=replace(recipe("tiny-code").data, sequence_length=64),
+    )
+    assert options.run_dir == Path("x")
+    main(["train", "mqar", "--print-config", "--seed", "3"])
+    printed = json.loads(capsys.readouterr().out)
+    assert printed["seed"] == 3
+    with pytest.raises(SystemExit) as stopped:
+        main(["train", "mqar", "--optim.learning-rate", "1"])
+    assert stopped.value.code != 0
+    assert "learning-rate" in "".join(capsys.readouterr())
+    with pytest.raises(SystemExit):
+        main(["train", "mqar", "--optim.lr", "-1"])
+    assert "optim.lr must be positive" in "".join(capsys.readouterr())
+
+
+def test_train_export_generate(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """From a folder of text to generated text, then on longer sequences from there."""
+    text_run(tmp_path)
+    fields = {
+        "data.sources": tmp_path / "texts",
+        "data.tokenizer": "byte",
+        "data.cache-dir": tmp_path / "cache",
+        "data.sequence-length": 32,
+        "data.valid-fraction": 0.2,
+        "model.hidden-size": 16,
+        "model.num-slots": 16,
+        "model.num-writes": 4,
+        "model.num-reads": 4,
+        "schedule.steps": 4,
+        "schedule.warmup": 1,
+        "compute.threads": 1,
+        "run-dir": tmp_path / "run",
+    }
+    arguments = [part for name, value in fields.items() for part in (f"--{name}", str(value))]
+    main(["train", "tiny-text", *arguments])
+    assert "step 4/4" in capsys.readouterr().out
+    main(["generate", str(tmp_path / "run"), "--prompt", "a mem", "--max-new-tokens", "3"])
+    main(["export", str(tmp_path / "run"), "--output", str(tmp_path / "again")])
+    for name in ("model.safetensors", "tokenizer.json"):
+        assert (tmp_path / "again" / name).read_bytes() == (tmp_path / "run" / "export" / name).read_bytes()
+
+    longer = ["--init-from", str(tmp_path / "run"), "--sequence-length", "64", "--run-dir", str(tmp_path / "long")]
+    main(["train", "long-context", *longer, "--schedule.steps", "2", "--schedule.warmup", "0"])
+    resolved = json.loads((tmp_path / "long" / "run.json").read_text())
+    assert resolved["data"]["sequence_length"] == 64
+    assert resolved["compute"]["checkpointing"] == "segment"
+    assert resolved["model"]["hidden_size"] == 16
+    with pytest.raises(SystemExit, match="needs --init-from"):
+        main(["train", "long-context"])
+    with pytest.raises(SystemExit, match="neither a model's folder"):
+        main(["train", "tiny-text", *arguments[:-1], str(tmp_path / "new"), "--init-from", str(tmp_path / "nothing")])
+
+
+def test_wrong_tokenizer_is_refused(tmp_path: Path) -> None:
+    text_run(tmp_path)
+    sources = ["--data.sources", str(tmp_path / "texts"), "--data.cache-dir", str(tmp_path / "cache")]
+    run = ["--run-dir", str(tmp_path / "run")]
+    with pytest.raises(SystemExit, match="does not match the model"):
+        main(["train", "tiny-text", *sources, "--data.tokenizer", "byte", "--model.vocab-size", "100", *run])
+
+
+def test_tokenizer_command(tmp_path: Path) -> None:
+    text_run(tmp_path)
+    main(["tokenizer", "train", str(tmp_path / "texts"), str(tmp_path / "bpe"), "--vocab-size", "260"])
+    assert (tmp_path / "bpe" / "tokenizer.json").is_file()
+
+
+def test_jobs(tmp_path: Path) -> None:
+    """Two runs side by side, their results as JSON; a second call finds them done."""
+    pair = text_run(tmp_path, "rows", schedule=ScheduleConfig(steps=4, warmup=1))
+    jobs = [Job("recall", recall_run(), "recall"), Job("language", pair, "language")]
+    seen: list[dict[str, dict[str, float]]] = []
+    results = run_jobs(jobs, tmp_path / "runs", 2, seen.append)
+    assert set(results["recall"]["accuracy"]) <= {"16", "32"}
+    assert results["language"]["positions"][0]["nll"] > 0
+    assert seen[-1].keys() == {"recall", "language"}
+    assert run_jobs(jobs, tmp_path / "runs", 2, seen.append) == results
+
+
+def test_report(tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    """Tables and figures are made of the results alone, and say what is not the paper's recipe."""
+    from rich.console import Console
+
+    monkeypatch.setenv("COLUMNS", "200")
+    common = {"parameters": 10, "state_elements": 5, "flops_per_token": 7, "steps": 3, "lr": 1e-3, "seconds": 2.0}
+    use = {"valid_loss": 1.0, "slot_use": [[1, 0.5, 0.4], [2, 0.9, 0.8]]}
+    recall = {"accuracy": {str(k): 0.5 for k in (16, 32, 64, 128, 256, 512)}}
+    bins = [{"start": 0, "stop": 64, "nll": 3.0, "error": 0.1, "tokens": 64}]
+    results = {
+        job.name: common | use | (recall if job.measure == "recall" else {"positions": bins, "nll": 3.0})
+        for job in quick_jobs()
+    }
+    report(results, tmp_path, Console())
+    printed = capsys.readouterr().out
+    for text in ("K=256", "SDM", "GDN", "Not the paper's recipe", "W_q is initialised equal to W_k"):
+        assert text in printed
+    assert {path.name for path in (tmp_path / "figures").iterdir()} == {"recall.png", "position.png", "slot_use.png"}
+    assert json.loads((tmp_path / "results.json").read_text())["deviations"]
+
+
+def test_model_of_the_tests_is_small() -> None:
+    assert cost(MODEL.build(12)).parameters < 10_000
+
+
+@pytest.mark.slow
+def test_recall_at_256_pairs(tmp_path: Path) -> None:
+    """The mean of three seeds."""
+    jobs = [Job(f"sdm-{seed}", mqar("sdm", seed=seed), "recall") for seed in range(3)]
+    results = run_jobs(jobs, tmp_path, 2, lambda newest: None)
+    accuracy = [result["accuracy"]["256"] for result in results.values()]
+    assert sum(accuracy) / 3 >= 0.97, accuracy

@@ -1,0 +1,97 @@
+"""Checkpoints are complete or not there."""
+
+from __future__ import annotations
+
+import errno
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch.distributed.checkpoint.filesystem import FileSystemWriter
+
+from sdm.training import Trainer, TrainingStopped
+from sdm.training import checkpoint as module
+from sdm.training.checkpoint import CheckpointError, CheckpointStore, verify
+from training.runs import recall_run, train
+
+TENSORS = {
+    "matrix": torch.arange(6.0).view(2, 3),
+    "scalar": torch.tensor(3.5),
+    "bytes": torch.arange(5, dtype=torch.uint8),
+    "half": torch.ones(4, dtype=torch.bfloat16),
+}
+
+
+def test_round_trip(tmp_path: Path) -> None:
+    store = CheckpointStore(tmp_path)
+    store.save(7, TENSORS, {"note": "x"})
+    state = store.newest()
+    assert state is not None
+    assert state["step"] == 7
+    assert state["note"] == "x"
+    loaded = {name: torch.zeros_like(x) for name, x in TENSORS.items()}
+    store.load(7, loaded)
+    for name, x in TENSORS.items():
+        assert torch.equal(loaded[name], x), name
+
+
+def test_no_pickle_is_written(tmp_path: Path) -> None:
+    path = CheckpointStore(tmp_path).save(1, TENSORS, {})
+    assert {file.suffix for file in path.iterdir()} == {".json", ".safetensors"}
+
+
+def test_the_last_ones_are_kept(tmp_path: Path) -> None:
+    store = CheckpointStore(tmp_path, keep=2)
+    for step in range(1, 6):
+        store.save(step, TENSORS, {})
+    assert store.steps() == [4, 5]
+
+
+def test_full_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The older checkpoints stay, the unfinished one goes, and the message says both."""
+    store = CheckpointStore(tmp_path)
+    store.save(1, TENSORS, {})
+
+    def full(*arguments: Any, **options: Any) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(FileSystemWriter, "_write_data", full)
+    with pytest.raises(CheckpointError, match=r"step 2 cannot be written.*No space left.*step 1 is the newest"):
+        store.save(2, TENSORS, {})
+    assert [path.name for path in tmp_path.iterdir()] == ["step-00000001"]
+    verify(store.path(1))
+    monkeypatch.setattr(module, "write_synced", full)
+    with pytest.raises(CheckpointError, match="No space left"):
+        store.save(2, TENSORS, {})
+
+
+def test_full_disk_stops_a_run_that_can_go_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    config = recall_run()
+
+    def full(store: CheckpointStore, step: int, *arguments: Any) -> Path:
+        if step == 6:
+            raise CheckpointError("No space left on device")
+        return save(store, step, *arguments)
+
+    save = CheckpointStore.save
+    monkeypatch.setattr(CheckpointStore, "save", full)
+    with pytest.raises(TrainingStopped, match=r"stopped after step 6.*No space left") as stopped:
+        Trainer(config, tmp_path).run()
+    assert stopped.value.exit_code != 0
+    monkeypatch.undo()
+    assert CheckpointStore(tmp_path / "checkpoints").steps() == [3]
+    train(config, tmp_path)
+
+
+def test_newer_format_is_refused(tmp_path: Path) -> None:
+    store = CheckpointStore(tmp_path)
+    path = store.save(1, TENSORS, {})
+    state = json.loads((path / "state.json").read_text()) | {"format": 99}
+    (path / "state.json").write_text(json.dumps(state))
+    manifest = json.loads((path / "manifest.json").read_text())
+    manifest["state.json"] = module._entry(path / "state.json")
+    (path / "manifest.json").write_text(json.dumps(manifest))
+    with pytest.raises(CheckpointError, match="format 99"):
+        verify(path)

@@ -1,0 +1,131 @@
+"""Accumulation, checkpointing and segments change what is kept, not what is computed."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from helpers import assert_close
+from sdm.data import Batch
+from sdm.models import SDMForCausalLM
+from sdm.training import ComputeConfig, Trainer
+from sdm.training.loss import batch_loss, begin_streams, carried_loss
+from sdm.training.memory_statistics import MemoryStatistics, slot_use
+from tiny_models import VOCABULARY, tiny_config, tiny_model
+from training.runs import assert_same, recall_run, text_run, train
+
+
+def random_batch(rows: int, time: int, **fields: Any) -> Batch:
+    ids = torch.randint(0, VOCABULARY, (rows, time + 1))
+    return Batch(ids[:, :-1], ids[:, 1:].contiguous(), **fields)
+
+
+def gradients(model: SDMForCausalLM, loss: Tensor) -> list[Tensor]:
+    return list(torch.autograd.grad(loss, list(model.parameters()), materialize_grads=True))
+
+
+@pytest.mark.parametrize("stack", ["sdm", "gdn", "all_recurrent"])
+@pytest.mark.parametrize("segment_length", [None, 4, 16])
+def test_segments_are_the_whole(stack: str, segment_length: int | None) -> None:
+    model = tiny_model(stack).train().double()
+    batch = random_batch(2, 13)
+    whole = batch_loss(model, batch, 26)
+    loss, states = carried_loss(model, batch, 26, None, segment_length)
+    assert len(states) == 4
+    assert_close([loss, *gradients(model, loss)], [whole, *gradients(model, whole)], 1e-6)
+
+
+def test_shifted_keys_in_segments() -> None:
+    config = tiny_config("all_recurrent", layer_types=["token_shift", "sdm", "gdn", "token_shift"], shift_keys=True)
+    model = SDMForCausalLM(config).train().double()
+    batch = random_batch(2, 13)
+    whole, (loss, _) = batch_loss(model, batch, 26), carried_loss(model, batch, 26, None, 5)
+    assert_close([loss, *gradients(model, loss)], [whole, *gradients(model, whole)], 1e-6)
+
+
+@pytest.mark.parametrize("stack", ["sdm", "all_recurrent"])
+def test_streams_continue_where_they_were(stack: str) -> None:
+    """Two steps are one long row, where a row goes on; where it starts anew, they are two rows."""
+    model = tiny_model(stack).train().double()
+    first, second = random_batch(2, 6), random_batch(2, 7)
+    _, states = carried_loss(model, first, 1, begin_streams(model, None, torch.tensor([True, True])), None)
+    before = begin_streams(model, states, torch.tensor([False, True]))
+    loss, _ = carried_loss(model, second, 1, before, None)
+
+    long = Batch(
+        torch.cat((first.input_ids[:1], second.input_ids[:1]), 1),
+        torch.cat((torch.full((1, 6), -100), second.labels[:1]), 1),
+    )
+    alone = Batch(second.input_ids[1:], second.labels[1:])
+    with torch.no_grad():
+        expected = batch_loss(model, long, 1) + batch_loss(model, alone, 1)
+    assert_close([loss], [expected], 1e-6)
+    # The row that begins gives M0 a gradient; the row that goes on is cut off from the step before.
+    table = [x for name, x in model.named_parameters() if name.endswith("initial_state")]
+    (gradient,) = torch.autograd.grad(loss, table[:1])
+    (expected_gradient,) = torch.autograd.grad(batch_loss(model, alone, 1), table[:1])
+    assert_close([gradient], [expected_gradient], 1e-6)
+
+
+def test_few_labels_need_few_logits() -> None:
+    model = tiny_model().train().double()
+    batch = random_batch(2, 9)
+    labels = torch.full_like(batch.labels, -100)
+    labels[:, 7] = batch.labels[:, 7]
+    loss = batch_loss(model, Batch(batch.input_ids, labels), 2)
+    logits = model(batch.input_ids).logits[:, 7]
+    assert_close([loss], [torch.nn.functional.cross_entropy(logits, labels[:, 7])], 1e-6)
+
+
+@pytest.mark.parametrize(
+    ("layout", "compute"),
+    [
+        ("packed", {"accumulation": 2}),
+        ("rows", {"accumulation": 4}),
+        ("rows", {"checkpointing": "block"}),
+        ("rows", {"checkpointing": "segment", "segment_length": 8}),
+        ("stream", {"checkpointing": "segment", "segment_length": 8}),
+        ("rows", {"precision": "bfloat16"}),
+    ],
+)
+def test_ways_to_compute_a_step(tmp_path: Path, layout: str, compute: dict[str, Any]) -> None:
+    plain = train(text_run(tmp_path, layout), tmp_path / "plain")
+    other = train(text_run(tmp_path, layout, compute=ComputeConfig(threads=1, **compute)), tmp_path / "other")
+    tolerance = 0.3 if "precision" in compute else 1e-3
+    for name, x in plain.items():
+        assert (other[name] - x).abs().max() <= tolerance * x.abs().max().clamp(min=0.01), name
+
+
+def test_same_seed_same_run(tmp_path: Path) -> None:
+    assert_same(train(recall_run(), tmp_path / "a"), train(recall_run(), tmp_path / "b"))
+
+
+def test_memory_statistics(tmp_path: Path) -> None:
+    entropy, share = slot_use(torch.tensor([[[[0, 1]], [[2, 3]]]]), 4)
+    assert (entropy, share) == (pytest.approx(1.0), 1.0)
+    assert slot_use(torch.zeros(1, 5, 1, 1, dtype=torch.int32), 4) == (0.0, 0.25)
+
+    model, statistics = tiny_model("all_recurrent"), MemoryStatistics()
+    with statistics.watch(model):
+        model(torch.randint(0, VOCABULARY, (2, 40)))
+    found = statistics.take()
+    assert set(found) == {
+        f"memory/{name}"
+        for gate in ("forget_gate", "input_gate")
+        for name in (f"{gate}_min", f"{gate}_mean", f"{gate}_max")
+    } | {f"memory/{kind}_{use}" for kind in ("slots", "entropy") for use in ("written", "read")}
+    assert all(0 <= value <= 1 for value in found.values())
+    assert found["memory/forget_gate_min"] <= found["memory/forget_gate_mean"] <= found["memory/forget_gate_max"]
+    model(torch.randint(0, VOCABULARY, (2, 40)))
+    assert statistics.take() == {}
+
+
+def test_compiled(tmp_path: Path) -> None:
+    """The option reaches the model; what a compiler makes of it is torch's business."""
+    trainer = Trainer(recall_run(compute=ComputeConfig(threads=1, compile=True)), tmp_path)
+    assert trainer.model.model._compiled_call_impl is not None
+    trainer.close()

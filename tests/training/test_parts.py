@@ -1,0 +1,179 @@
+"""Schedule, optimizer groups, guards, pre-flight, configuration."""
+
+from __future__ import annotations
+
+import json
+import math
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from sdm.data import open_data
+from sdm.models import SDMConfig, SDMForCausalLM
+from sdm.training import (
+    ComputeConfig,
+    GuardConfig,
+    ModelConfig,
+    OptimConfig,
+    ScheduleConfig,
+    TrainConfig,
+    Trainer,
+    TrainingError,
+    TrainingStopped,
+    preflight,
+)
+from sdm.training.config_file import differences, from_json, read_config, to_json, write_config
+from sdm.training.guards import Guard
+from sdm.training.optimizer import make_optimizer, set_learning_rate
+from sdm.training.schedule import learning_rate_factor
+from tiny_models import tiny_model
+from training.runs import recall_run, text_run
+
+
+@pytest.mark.parametrize("shape", ["linear", "cosine", "sqrt"])
+def test_warmup_stable_decay(shape: Any) -> None:
+    schedule = ScheduleConfig(steps=100, warmup=10, decay=20, shape=shape, final=0.1)
+    factors = [learning_rate_factor(schedule, step) for step in range(100)]
+    assert factors[0] == 0.1
+    assert factors[9:81] == [1.0] * 72
+    assert factors[80:] == sorted(factors[80:], reverse=True)
+    assert 0.1 < factors[-1] < 0.2
+    assert all(factor > 0 for factor in factors)
+
+
+def test_optimizer_groups() -> None:
+    model = tiny_model("all_recurrent", gdn_learned_initial_state=True)
+    optimizer = make_optimizer(model, OptimConfig(lr=1e-2, weight_decay=0.3, initial_state_lr=5e-2))
+    groups = {group["name"]: group for group in optimizer.param_groups}
+    names = {id(x): name for name, x in model.named_parameters()}
+    members = {name: {names[id(x)] for x in group["params"]} for name, group in groups.items()}
+    assert groups["decayed"]["weight_decay"] == 0.3
+    assert groups["exempt"]["weight_decay"] == groups["initial_state"]["weight_decay"] == 0.0
+    assert groups["initial_state"]["lr"] == 5e-2
+    assert sum(map(len, members.values())) == len(names)
+    assert all(name.endswith("initial_state") for name in members["initial_state"])
+    for part in ("norm", "decay_log_rate", "decay_bias", "beta_proj", "decay_proj"):
+        assert not any(part in name for name in members["decayed"]), part
+    assert any("value_proj" in name for name in members["decayed"])
+    set_learning_rate(optimizer, 0.5)
+    assert [group["lr"] for group in optimizer.param_groups] == [5e-3, 5e-3, 2.5e-2]
+
+
+def test_guard_stops_at_what_is_not_finite() -> None:
+    model = tiny_model()
+    for x in model.parameters():
+        x.grad = torch.zeros_like(x)
+    model.model.layers[1].mlp.up_proj.weight.grad[0, 0] = math.nan
+    with pytest.raises(TrainingStopped, match=r"step 5: .*nan.*layers.1.mlp.up_proj.weight\. ask"):
+        Guard(GuardConfig()).check(5, 1.0, math.nan, model, "ask")
+    model.model.norm.weight.data[0] = math.inf
+    with pytest.raises(TrainingStopped, match=r"Weights that are not finite: model.norm.weight"):
+        Guard(GuardConfig()).check(5, math.inf, 1.0, model, "ask")
+
+
+def test_guard_stops_at_a_lasting_spike_only() -> None:
+    guard, model = Guard(GuardConfig(patience=3)), torch.nn.Linear(1, 1)
+    for step in range(40):
+        guard.check(step, 2.0 + 0.1 * (step % 3), 1.0, model, "")
+    for _ in range(5):
+        guard.check(40, 9.0, 1.0, model, "")
+        guard.check(41, 2.0, 1.0, model, "")
+    again = Guard(guard.config)
+    again.load_state_dict(json.loads(json.dumps(guard.state_dict())))
+    for one in (guard, again):
+        one.check(42, 9.0, 1.0, model, "")
+        one.check(43, 9.0, 1.0, model, "")
+        with pytest.raises(TrainingStopped, match=r"for 3 steps and is 9\.000"):
+            one.check(44, 9.0, 1.0, model, "")
+
+
+def test_a_run_with_nan_stops_with_good_weights(tmp_path: Path) -> None:
+    trainer = Trainer(recall_run(), tmp_path)
+    for _ in range(3):
+        trainer.train_step()
+    trainer.save()
+    before = trainer.model.lm_head.weight.detach().clone()
+    trainer.model.model.layers[0].mlp.up_proj.weight.register_hook(lambda grad: grad * math.nan)
+    with pytest.raises(TrainingStopped, match=r"step-00000003"):
+        trainer.train_step()
+    assert torch.equal(trainer.model.lm_head.weight, before)
+    trainer.close()
+
+
+def test_preflight_refuses_what_cannot_fit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    large = recall_run(model=ModelConfig(hidden_size=4096, num_hidden_layers=400))
+    with pytest.raises(TrainingError, match=r"needs about \d+.* GB .*Lower data.batch_size"):
+        Trainer(large, tmp_path)
+    monkeypatch.setattr(preflight, "available_memory", lambda device: 1e6)
+    with pytest.raises(TrainingError, match="free memory"):
+        Trainer(recall_run(), tmp_path / "small")
+    Trainer(recall_run(guard=GuardConfig(check_memory=False)), tmp_path / "forced").close()
+
+
+def test_preflight_knows_what_checkpointing_saves(tmp_path: Path) -> None:
+    def activations(mode: Any) -> float:
+        config = text_run(tmp_path, "rows", compute=ComputeConfig(checkpointing=mode, segment_length=8))
+        data = open_data(config.data)
+        return preflight.estimate(config, config.model.build(257), data, torch.device("cpu")).activations
+
+    assert activations("segment") < activations("block") < activations("none")
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (lambda: OptimConfig(lr=-1), "optim.lr"),
+        (lambda: OptimConfig(betas=(0.9, 1.0)), "optim.betas"),
+        (lambda: ScheduleConfig(steps=10, warmup=8, decay=5), "schedule.warmup"),
+        (lambda: ComputeConfig(accumulation=0), "compute.accumulation"),
+        (lambda: recall_run(compute=ComputeConfig(accumulation=3)), "data.batch_size"),
+        (lambda: ModelConfig(num_slots=5), "num_slots must be a perfect square"),
+        (lambda: ModelConfig(hidden_size=0), "hidden_size"),
+        (lambda: recall_run(model=ModelConfig(vocab_size=4)).model.build(12), "does not match the model"),
+        (lambda: TrainConfig(seed=-1), "seed"),
+    ],
+)
+def test_impossible_values_name_the_field(make: Any, message: str) -> None:
+    with pytest.raises(TrainingError, match=message):
+        make()
+
+
+def test_combinations_that_cannot_work(tmp_path: Path) -> None:
+    segment = ComputeConfig(checkpointing="segment")
+    with pytest.raises(TrainingError, match="packed"):
+        text_run(tmp_path, "packed", compute=segment)
+    attention = ModelConfig(hidden_size=16, num_hidden_layers=1, layer_types=("full_attention",))
+    with pytest.raises(TrainingError, match="full_attention"):
+        text_run(tmp_path, "rows", compute=segment, model=attention)
+    with pytest.raises(TrainingError, match="full_attention"):
+        text_run(tmp_path, "stream", model=attention)
+    with pytest.raises(TrainingError, match='got "block"'):
+        text_run(tmp_path, "stream", compute=ComputeConfig(checkpointing="block"))
+
+
+def test_configuration_file(tmp_path: Path) -> None:
+    for config in (recall_run(), text_run(tmp_path), replace(recall_run(), init_from=tmp_path)):
+        write_config(tmp_path / "config.json", config)
+        assert read_config(tmp_path / "config.json") == config
+    values = to_json(recall_run())
+    values["optim"]["learning_rate"] = 1
+    with pytest.raises(TrainingError, match=r"config.optim has no field 'learning_rate'"):
+        from_json(TrainConfig, values)
+    other = replace(recall_run(), seed=3)
+    assert differences(to_json(recall_run()), to_json(other)) == [("seed", 0, 3)]
+    (tmp_path / "config.json").write_text("{")
+    with pytest.raises(TrainingError, match="damaged"):
+        read_config(tmp_path / "config.json")
+
+
+def test_model_fields_are_those_of_the_model() -> None:
+    """Same names, same defaults; sizes aside, which are a laptop's."""
+    sizes = {"vocab_size", "hidden_size", "num_hidden_layers", "global_layer"}
+    for name, field in ModelConfig.__dataclass_fields__.items():
+        assert name in SDMConfig.__dataclass_fields__, name
+        if name not in sizes:
+            assert SDMConfig.__dataclass_fields__[name].default == field.default, name
+    assert isinstance(SDMForCausalLM(ModelConfig(hidden_size=16).build(11)), SDMForCausalLM)

@@ -1,0 +1,193 @@
+"""A run that was broken off and continued is the unbroken run, bit for bit."""
+
+from __future__ import annotations
+
+import json
+import random
+import signal
+import subprocess
+import sys
+import time
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from sdm.data import DataError
+from sdm.training import CheckpointConfig, ComputeConfig, MonitorConfig, ScheduleConfig, Trainer, TrainingError
+from sdm.training.config_file import to_json
+from training.runs import assert_same, recall_run, text_run, train
+
+WORKER = """
+import json, sys, torch
+from pathlib import Path
+torch.set_num_threads(1)
+from sdm.training import TrainConfig, Trainer, TrainingStopped
+from sdm.training.config_file import from_json
+config = from_json(TrainConfig, json.loads(sys.argv[2]))
+print("ready", flush=True)
+try:
+    Trainer(config, Path(sys.argv[1])).run()
+except TrainingStopped as stopped:
+    print(stopped)
+    sys.exit(stopped.exit_code)
+"""
+
+
+def start(config: Any, folder: Path) -> subprocess.Popen[str]:
+    arguments = [sys.executable, "-c", WORKER, str(folder), json.dumps(to_json(config))]
+    process = subprocess.Popen(arguments, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+    assert process.stdout is not None
+    assert process.stdout.readline().strip() == "ready"
+    return process
+
+
+@pytest.mark.parametrize("layout", ["packed", "rows", "stream"])
+def test_split_run_is_the_whole_run(tmp_path: Path, layout: str) -> None:
+    config = text_run(tmp_path, layout)
+    expected = train(config, tmp_path / "whole")
+    trainer = Trainer(config, tmp_path / "split")
+    for _ in range(5):
+        trainer.train_step()
+    trainer.save()
+    trainer.close()
+    assert_same(train(config, tmp_path / "split"), expected)
+
+
+@pytest.mark.parametrize("accumulation", [1, 2])
+def test_accumulated_streams_resume(tmp_path: Path, accumulation: int) -> None:
+    compute = ComputeConfig(threads=1, accumulation=accumulation, checkpointing="segment", segment_length=8)
+    config = text_run(tmp_path, "stream", compute=compute)
+    expected = train(config, tmp_path / "whole")
+    trainer = Trainer(config, tmp_path / "split")
+    for _ in range(4):
+        trainer.train_step()
+    trainer.save()
+    trainer.close()
+    assert_same(train(config, tmp_path / "split"), expected)
+
+
+def kill_and_resume(folder: Path, steps: int, kills: int, seed: int) -> None:
+    config = recall_run(
+        schedule=ScheduleConfig(steps=steps, warmup=2),
+        checkpoint=CheckpointConfig(every=2, keep=2),
+        monitor=MonitorConfig(display="none", validation_batches=0),
+    )
+    start_time = time.perf_counter()
+    expected = train(config, folder / "whole")
+    duration = time.perf_counter() - start_time
+    rng = random.Random(seed)
+    for _ in range(kills):
+        process = start(config, folder / "killed")
+        time.sleep(rng.uniform(0, 1.5 * duration / max(kills, 4)) + 0.02)
+        process.kill()
+        process.communicate()
+    assert_same(train(config, folder / "killed"), expected)
+    assert not list((folder / "killed" / "checkpoints").glob(".step-*"))
+
+
+def test_killed_runs_resume(tmp_path: Path) -> None:
+    kill_and_resume(tmp_path, steps=40, kills=2, seed=0)
+
+
+@pytest.mark.slow
+def test_twenty_kills(tmp_path: Path) -> None:
+    kill_and_resume(tmp_path, steps=60, kills=20, seed=1)
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_signals_save_first(tmp_path: Path, number: signal.Signals) -> None:
+    config = recall_run(
+        schedule=ScheduleConfig(steps=100_000, warmup=2),
+        checkpoint=CheckpointConfig(every=100_000),
+        monitor=MonitorConfig(display="none", log_every=1, validation_batches=0),
+    )
+    process = start(config, tmp_path)
+    metrics = tmp_path / "metrics.jsonl"
+    deadline = time.monotonic() + 60
+    while not (metrics.is_file() and metrics.stat().st_size) and time.monotonic() < deadline:
+        time.sleep(0.05)
+    process.send_signal(number)
+    printed, _ = process.communicate(timeout=60)
+    assert process.returncode == 128 + number
+    assert number.name in printed
+    assert "saved" in printed
+    trainer = Trainer(config, tmp_path)
+    trainer.resume()
+    assert trainer.step > 0
+
+
+def test_damaged_checkpoint_is_reported_and_the_one_before_used(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    config = recall_run(monitor=MonitorConfig(display="plain"))
+    expected = train(config, tmp_path)
+    assert [path.name for path in sorted((tmp_path / "checkpoints").iterdir())] == ["step-00000006", "step-00000008"]
+    newest = next((tmp_path / "checkpoints" / "step-00000008").glob("*.safetensors"))
+    content = bytearray(newest.read_bytes())
+    content[len(content) // 2] ^= 1
+    newest.write_bytes(content)
+    capsys.readouterr()
+    assert_same(train(config, tmp_path), expected)
+    printed = capsys.readouterr().out
+    assert "step-00000008 is damaged" in printed
+    assert "continuing after step 6" in printed
+
+
+@pytest.mark.parametrize("name", ["manifest.json", "state.json"])
+def test_missing_files_are_damage(tmp_path: Path, name: str) -> None:
+    config = recall_run()
+    expected = train(config, tmp_path)
+    for step in ("step-00000008", "step-00000006"):
+        (tmp_path / "checkpoints" / step / name).unlink()
+        if step == "step-00000006":
+            trainer = Trainer(config, tmp_path)
+            with pytest.raises(TrainingError, match="all 2 checkpoints"):
+                trainer.resume()
+            trainer.close()
+        else:
+            assert_same(train(config, tmp_path), expected)
+            (tmp_path / "checkpoints" / "step-00000008" / name).unlink()
+
+
+def test_changed_configuration_is_refused(tmp_path: Path) -> None:
+    config = recall_run()
+    expected = train(config, tmp_path)
+    with pytest.raises(TrainingError, match=r"optim.lr was 0.001 and is 0.5"):
+        Trainer(replace(config, optim=replace(config.optim, lr=0.5)), tmp_path)
+    with pytest.raises(TrainingError, match=r"schedule.steps was 8 and is 9"):
+        Trainer(replace(config, schedule=replace(config.schedule, steps=9)), tmp_path)
+    # What does not change the numbers may change.
+    assert_same(train(replace(config, monitor=MonitorConfig(display="none")), tmp_path), expected)
+
+
+def test_changed_text_is_refused(tmp_path: Path) -> None:
+    config = text_run(tmp_path)
+    train(config, tmp_path / "run")
+    (tmp_path / "texts" / "3.txt").write_text("something else entirely, and long enough to matter. " * 8)
+    with pytest.raises(DataError, match="the data changed"):
+        Trainer(config, tmp_path / "run").run()
+
+
+def test_one_process_per_folder(tmp_path: Path) -> None:
+    first = Trainer(recall_run(), tmp_path)
+    with pytest.raises(TrainingError, match="another process"):
+        Trainer(recall_run(), tmp_path)
+    first.run()
+
+
+def test_metrics_are_rewound(tmp_path: Path) -> None:
+    config = recall_run()
+    train(config, tmp_path)
+    path = tmp_path / "metrics.jsonl"
+    before = [json.loads(line)["step"] for line in path.read_text().splitlines()]
+    for folder in (tmp_path / "checkpoints").iterdir():
+        if folder.name == "step-00000008":
+            for file in folder.iterdir():
+                file.unlink()
+            folder.rmdir()
+    with path.open("a") as file:
+        file.write('{"step": 7, "loss"')  # what a killed process leaves
+    train(config, tmp_path)
+    assert [json.loads(line)["step"] for line in path.read_text().splitlines()] == before == [2, 4, 6, 8]
