@@ -44,8 +44,9 @@ sanitize: setup ## run the C++ core under AddressSanitizer + UBSan and ThreadSan
 	  echo "$$kind:" && build/sanitize-$$kind/src/sdm/native/native_test || exit 1; \
 	done
 
-bench: setup ## run the benchmarks (minutes, on an idle machine); results in benchmarks/results/
-	for file in benchmarks/[a-z]*.py; do $(BIN)/python $$file || exit 1; done
+bench: setup ## run the benchmarks (minutes, on an idle machine) and write the table of docs/performance.md
+	for file in $(filter-out benchmarks/table.py,$(wildcard benchmarks/[a-z]*.py)); do $(BIN)/python $$file || exit 1; done
+	$(BIN)/python benchmarks/table.py
 
 check: setup ## lint, formatting and types
 	$(BIN)/ruff check

@@ -37,17 +37,24 @@ class Ratio:
         return self.value >= self.target if self.at_least else self.value <= self.target
 
 
-def time_interleaved(candidates: Mapping[str, Callable[[], object]], seconds: float = 4.0) -> dict[str, float]:
-    """Median seconds per call. The candidates take turns until `seconds` have passed, five turns at least."""
+def time_interleaved(
+    candidates: Mapping[str, Callable[[], object]], seconds: float = 4.0, calls: Mapping[str, int] | None = None
+) -> dict[str, float]:
+    """Median seconds per call. The candidates take turns until `seconds` have passed, five turns at least.
+
+    A turn is one call, or as many as `calls` says.
+    """
     for run in candidates.values():
         run()
     times: dict[str, list[float]] = {name: [] for name in candidates}
-    start = time.perf_counter()
-    while len(next(iter(times.values()))) < 5 or time.perf_counter() - start < seconds:
+    start, turns = time.perf_counter(), 0
+    while turns < 5 or time.perf_counter() - start < seconds:
+        turns += 1
         for name, run in candidates.items():
-            before = time.perf_counter()
-            run()
-            times[name].append(time.perf_counter() - before)
+            for _ in range((calls or {}).get(name, 1)):
+                before = time.perf_counter()
+                run()
+                times[name].append(time.perf_counter() - before)
     return {name: statistics.median(values) for name, values in times.items()}
 
 

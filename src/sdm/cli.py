@@ -23,7 +23,10 @@ class Ladder:
 
         from sdm.analysis.tables import ladder_table
 
-        Console().print(ladder_table())
+        # A terminal of 80 columns would cut the numbers off; wrapped lines keep them.
+        console = Console()
+        console.width = max(console.width, 120)
+        console.print(ladder_table())
 
 
 @dataclass(frozen=True)

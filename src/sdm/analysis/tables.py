@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from rich import box
 from rich.table import Table
 
 from sdm.models import SDMConfig, cost, ladder
@@ -12,14 +13,14 @@ from sdm.models.ladder import LEVELS
 
 def ladder_table(levels: Sequence[int] = tuple(LEVELS)) -> Table:
     """The paper's scaling ladder beside what our formulas give."""
-    table = Table(title="Scaling ladder: the paper's numbers beside ours")
+    table = Table(title="Scaling ladder: the paper's numbers beside ours", box=box.SIMPLE_HEAD, padding=(0, 0, 0, 1))
     table.add_column("level", justify="right")
-    for name in ("d", "layers", "H", "paper", "ours", "paper", "ours", "paper", "ours", "state : params", "GFLOPs"):
+    for name in ("d", "layers", "H", "paper", "ours", "paper", "ours", "paper", "ours", "state :\nparams", "GFLOPs"):
         table.add_column(name, justify="right")
     for column, heading in ((4, "params"), (6, "GDN state"), (8, "SDM state")):
         for offset in (0, 1):
             table.columns[column + offset].header = f"{heading}\n{table.columns[column + offset].header}"
-    table.columns[-1].header = "GFLOPs/token\nat 8192"
+    table.columns[-1].header = "GFLOPs\n/token"
     for level in levels:
         row, sdm, gdn = LEVELS[level], cost(ladder(level)), cost(ladder(level, "gdn"))
         table.add_row(
@@ -37,9 +38,11 @@ def ladder_table(levels: Sequence[int] = tuple(LEVELS)) -> Table:
             f"{sdm.flops_per_token(8192).total / 1e9:.2f}",
         )
     table.caption = (
-        "Parameters include embeddings, but not SDM's memory. Levels 1 and 3: the paper's parameters are those of one "
-        "layer less."
+        "Parameters include embeddings, but not SDM's memory; FLOPs are those of SDM at 8192 tokens. "
+        "Levels 1 and 3: the paper's parameters are those of one layer less."
     )
+    for each in table.columns:
+        each.no_wrap = True
     return table
 
 

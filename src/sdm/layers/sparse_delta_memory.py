@@ -189,8 +189,13 @@ class SparseDeltaMemory(nn.Module):
         query, key = self.query_proj(x), self.key_proj(x if key_input is None else key_input)
         if self.query_batch_norm is not None:
             query = self.query_batch_norm(query, mask)
-        read_weight, read_index = self._address(query, self.query_norm, self.num_reads)
-        write_weight, write_index = self._address(key, self.key_norm, self.num_writes)
+        query, key = self._scores(query, self.query_norm), self._scores(key, self.key_norm)
+        if self.num_reads == self.num_writes:  # one call instead of two
+            weights, indices = self._address(torch.stack((query, key)), self.num_reads)
+            (read_weight, write_weight), (read_index, write_index) = weights.unbind(), indices.unbind()
+        else:
+            read_weight, read_index = self._address(query, self.num_reads)
+            write_weight, write_index = self._address(key, self.num_writes)
         value = self.value_proj(x).unflatten(-1, (self.num_heads, self.head_dim))
         beta = torch.sigmoid(float32_linear(x, self.beta_proj.weight))
         _, log_decay = decay_gate(x, self.decay_proj.weight, self.decay_bias, self.decay_log_rate)
@@ -201,15 +206,19 @@ class SparseDeltaMemory(nn.Module):
             log_decay = log_decay.unsqueeze(-1) * share
         return Tokens(write_index, write_weight, value, beta, log_decay, read_index, read_weight)
 
-    def _address(self, scores: Tensor, norm: nn.Module | None, count: int) -> tuple[Tensor, Tensor]:
+    def _scores(self, projected: Tensor, norm: nn.Module | None) -> Tensor:
+        """[B,T,H,2K], the two halves side by side."""
+        scores = projected.reshape(*projected.shape[:-1], self.num_heads, -1)
+        return scores if norm is None else norm(scores.unflatten(-1, (2, -1))).flatten(-2)
+
+    def _address(self, scores: Tensor, count: int) -> tuple[Tensor, Tensor]:
         """The weights and slots of the `count` best of the N outer sums of the two halves of the scores."""
-        scores = scores.unflatten(-1, (self.num_heads, -1))
-        if norm is not None:
-            scores = norm(scores.unflatten(-1, (2, -1))).flatten(-2)
         selected, index = product_key_topk(scores, count, backend=self.backend)
         if self.weighting == "l2":
             return F.normalize(selected, dim=-1), index
-        return torch.softmax(selected / self.temperature, dim=-1), index
+        if self.temperature != 1:
+            selected = selected / self.temperature
+        return selected.softmax(-1), index
 
     def _output(self, x: Tensor, readings: Tensor) -> Tensor:
         gate = self.gate_proj(x)

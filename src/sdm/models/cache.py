@@ -35,7 +35,7 @@ class LayerCache(CacheLayerMixin):
         """Run `layer` on x [B,T,hidden_size] behind the tokens seen so far, and remember where it got to."""
         if self.state is not None and x.shape[0] != self.batch_size:
             raise ValueError(f"past_key_values holds {self.batch_size} rows, but the input has {x.shape[0]}")
-        one_token = x.shape[1] == 1 and attention_mask is None and getattr(layer, "update", "delta") == "delta"
+        one_token = x.shape[1] == 1 and attention_mask is None
         if self.state is not None and one_token and not torch.is_grad_enabled():
             self.state = map_state(_changeable, self.state)
             y = layer.step_(x[:, 0], self.state).unsqueeze(1)

@@ -38,7 +38,6 @@ constexpr SparseDeltaKernels<Real> sparse_delta() {
   k.backward[2] = backward<Real, kSlabWidths[2]>;
   k.gather = gather<Real, Real>;
   k.scatter = scatter<Real, Real, false>;
-  k.scatter_add = scatter<Real, Real, true>;
   if constexpr (sizeof(Real) == sizeof(float)) {
     k.forward_bf16[0] = forward<Real, BFloat16, kSlabWidths[0]>;
     k.forward_bf16[1] = forward<Real, BFloat16, kSlabWidths[1]>;

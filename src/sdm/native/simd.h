@@ -7,6 +7,10 @@
 #include <cstring>
 #include <utility>
 
+#if defined(__AVX2__)
+#include <immintrin.h>
+#endif
+
 #if defined(__AVX512F__)
 #define SDM_VECTOR_BYTES 64
 #elif defined(__AVX2__)
@@ -115,11 +119,28 @@ SDM_INLINE void sum_each(const Real* vectors, int count, bool accumulate, Real* 
   }
 }
 
-#ifdef NOPF
-SDM_INLINE void prefetch(const void*) {}
-#else
 SDM_INLINE void prefetch(const void* address) { __builtin_prefetch(address, 1, 3); }
+
+// A store that does not bring its line into the caches first. The address must be aligned to a vector, and
+// finish_streaming() must follow before another thread reads what was stored.
+#if defined(__AVX512F__)
+SDM_INLINE void stream_past(float* to, Vector<float> v) { _mm512_stream_ps(to, reinterpret_cast<__m512>(v)); }
+SDM_INLINE void stream_past(double* to, Vector<double> v) { _mm512_stream_pd(to, reinterpret_cast<__m512d>(v)); }
+#elif defined(__AVX2__)
+SDM_INLINE void stream_past(float* to, Vector<float> v) { _mm256_stream_ps(to, reinterpret_cast<__m256>(v)); }
+SDM_INLINE void stream_past(double* to, Vector<double> v) { _mm256_stream_pd(to, reinterpret_cast<__m256d>(v)); }
+#else
+template <class Real>
+SDM_INLINE void stream_past(Real* to, Vector<Real> v) {
+  store(to, v);
+}
 #endif
+
+SDM_INLINE void finish_streaming() {
+#if defined(__AVX2__)
+  _mm_sfence();
+#endif
+}
 
 template <int Bytes>
 SDM_INLINE void prefetch_range(const void* address) {

@@ -14,6 +14,9 @@ namespace {
 // channels; the groups' sums are added at the end, in order.
 constexpr int64_t kGroups = 16;
 
+// A table larger than this does not stay in any cache until somebody reads it.
+constexpr int64_t kCachedBytes = int64_t{16} << 20;
+
 template <class Real>
 class Backward {
  public:
@@ -96,7 +99,6 @@ class Backward {
       args.first_channel = slab * S;
       args.channels = std::min(S, in_.channels - args.first_channel);
       args.table = table_memory.template as<Real>();
-      args.zeros = !initial_.data;
       args.saved_rows = saved_memory.template as<Real>();
       args.error = shifted(grad_.error);
       args.grad_y = shifted(grad_.y);
@@ -104,22 +106,20 @@ class Backward {
       args.partial = partial;
       args.accumulate = slab > first_slab;
       args.lanes = lanes.template as<Real>();
-      // The copied channels, then zeros up to the end of the row: padding and gradient.
-      RowCopy copy = {prepared.touched_slots, rows,         prepared.row_of_slot, args.channels,
-                      2 * S - args.channels,  in_.channels, 2 * S};
       const int64_t offset = state_offset(prepared, initial_.per_sequence) + args.first_channel;
-      if (initial_.data) kernels_.gather(copy, static_cast<const Real*>(initial_.data) + offset, args.table);
+      if (initial_.data) args.initial = static_cast<const Real*>(initial_.data) + offset;
+      if (grad_.initial_state) {
+        args.grad_initial = grad_.initial_state + offset;
+        args.adds_initial = adds_to_initial(prepared);
+        args.past_caches = in_.slots * in_.channels * static_cast<int64_t>(sizeof(Real)) > kCachedBytes;
+      }
       kernels_.replay[kind_](stream, args);
-      copy.cleared = 0;
       if (grad_.final_state) {
+        const RowCopy copy = {prepared.touched_slots, rows, prepared.row_of_slot, args.channels, 0, in_.channels, 2 * S};
         const int64_t from = state_offset(prepared, true) + args.first_channel;
         kernels_.gather(copy, grad_.final_state + from, args.table + S);
       }
       kernels_.backward[kind_](stream, args);
-      if (grad_.initial_state) {
-        const auto scatter = adds_to_initial(prepared) ? kernels_.scatter_add : kernels_.scatter;
-        scatter(copy, args.table + S, grad_.initial_state + offset);
-      }
     }
   }
 

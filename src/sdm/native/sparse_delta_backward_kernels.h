@@ -33,6 +33,28 @@ SDM_INLINE const Real* choose(const Real* if_zero, const Real* if_one, int which
   return reinterpret_cast<const Real*>(zero ^ ((zero ^ one) & (uintptr_t{0} - static_cast<uintptr_t>(which))));
 }
 
+// The rows that token t was the first to touch hand over the gradient of the initial state.
+template <class Real, int S>
+SDM_INLINE void leave_rows(const Stream<Real>& stream, const BackwardSlab<Real>& slab, int64_t t) {
+  using T = Tile<Real, S>;
+  for (int32_t row = stream.rows_before[t]; row < stream.rows_before[t + 1]; ++row) {
+    Real* to = slab.grad_initial + int64_t{stream.slot_of_row[row]} * stream.channels;
+    const Real* from = slab.table + int64_t{row} * (2 * S) + S;
+    T tile;
+    for (int v = 0; v < T::V; ++v) tile.v[v] = load(from + v * kLanes<Real>);
+    if (slab.adds_initial) {
+      const T before = load_channels<Real, S>(to, slab.channels);
+      for (int v = 0; v < T::V; ++v) tile.v[v] += before.v[v];
+    }
+    const bool aligned = reinterpret_cast<uintptr_t>(to) % SDM_VECTOR_BYTES == 0;
+    if (slab.past_caches && aligned && slab.channels == S) {
+      for (int v = 0; v < T::V; ++v) stream_past(to + v * kLanes<Real>, tile.v[v]);
+    } else {
+      store_channels<Real, S>(to, tile, slab.channels);
+    }
+  }
+}
+
 // Runs the writes forward again, from the initial rows to the final ones, and copies the rows that the plan saves.
 template <class Real, int S, bool Retrieves, bool PerWrite>
 SDM_INLINE void replay_slab(const Stream<Real>& stream, const BackwardSlab<Real>& slab) {
@@ -48,7 +70,7 @@ SDM_INLINE void replay_slab(const Stream<Real>& stream, const BackwardSlab<Real>
     const Real* push = stream.push + t * stream.push_stride;
     const Real* factor = stream.factor + (PerWrite ? t * W : t);
     const int64_t at = t * stream.heads * stream.channels + slab.first_channel;
-    if (slab.zeros) clear_new_rows<2 * S>(stream, t, slab.table);
+    fill_new_rows<S, 2 * S>(stream, t, slab.initial, slab.channels, slab.table);
     const T u = pushed<Real, S, Retrieves>(stream, slab, t, at);
     for (int i = 0; i < W; ++i) {
       Real* row = slab.table + int64_t{write_row[i]} * (2 * S);
@@ -179,7 +201,9 @@ SDM_INLINE void backward_slab(const Stream<Real>& stream, const BackwardSlab<Rea
     const Real beta_sum = horizontal_sum<Real>(beta_lanes);
     Real& beta_partial = partial[partial_stride - 1];
     beta_partial = slab.accumulate ? beta_partial + beta_sum : beta_sum;
+    if (slab.grad_initial) leave_rows<Real, S>(stream, slab, t);
   }
+  finish_streaming();
 }
 
 template <class Real, int S>

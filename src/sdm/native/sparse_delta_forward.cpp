@@ -12,7 +12,7 @@ namespace sdm {
 // cut narrower, and one that fits at no width is cut wide: then the price is the number of visits to memory, not their
 // length.
 constexpr int64_t kTableBytes = int64_t{10} << 20;
-constexpr int kWidest = 0, kPreferred = 1;
+constexpr int kWidest = 0, kPreferred = 0;
 
 int slab_kind(int64_t rows, int64_t channels, int64_t bytes_per_row_and_channel) {
   const auto bytes = [&](int kind) { return rows * kSlabWidths[kind] * bytes_per_row_and_channel; };
@@ -79,8 +79,14 @@ class Forward {
                           width - channels,       in_.channels, width};
     Scratch memory(static_cast<std::size_t>(rows * width) * sizeof(Real));
     Real* table = memory.template as<Real>();
-    if (initial_.data) gather(copy, state_offset(prepared, initial_.per_sequence) + first_channel, table);
-    kernels_.forward[kind](prepared.stream, {first_channel, channels, width, table, !initial_.data,
+    const int64_t start = state_offset(prepared, initial_.per_sequence) + first_channel;
+    const Real* initial = nullptr;
+    if (initial_.bf16) {
+      gather(copy, start, table);
+    } else if (initial_.data) {
+      initial = static_cast<const Real*>(initial_.data) + start;
+    }
+    kernels_.forward[kind](prepared.stream, {first_channel, channels, width, table, !initial_.bf16, initial,
                                              tokens_of(y_, prepared), tokens_of(error_, prepared)});
     if (!final_) return;
     const int64_t offset = state_offset(prepared, true) + first_channel;
@@ -139,7 +145,7 @@ class Forward {
         const int64_t offset = state_offset(prepared, true) + piece.first_channel;
         void* table = final_bf16_ ? static_cast<void*>(static_cast<BFloat16*>(final_) + offset)
                                   : static_cast<void*>(static_cast<Real*>(final_) + offset);
-        piece.run(prepared.stream, {piece.first_channel, piece.channels, in_.channels, table, false,
+        piece.run(prepared.stream, {piece.first_channel, piece.channels, in_.channels, table, false, nullptr,
                                     tokens_of(y_, prepared), tokens_of(error_, prepared)});
       }
     });

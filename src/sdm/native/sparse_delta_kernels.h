@@ -2,6 +2,8 @@
 // sparse_delta_rule.h has the letters and the recurrence.
 #pragma once
 
+#include <type_traits>
+
 #include "simd.h"
 #include "sparse_delta_rule.h"
 
@@ -137,11 +139,33 @@ SDM_INLINE Tile<Real, S> weighted_rows(const Stored* table, int64_t stride, cons
   return sum[0];
 }
 
-// Zeros for the rows that are touched for the first time at token t; Columns of the table at a time.
-template <int Columns, class Real, class Stored>
-SDM_INLINE void clear_new_rows(const Stream<Real>& stream, int64_t t, Stored* table) {
-  for (int64_t row = stream.rows_before[t]; row < stream.rows_before[t + 1]; ++row) {
-    std::memset(table + row * Columns, 0, Columns * sizeof(Stored));
+// How many tokens ahead a loop asks for the rows of the initial state that it will need: a token takes microseconds, a
+// row from far memory, with the walk through the page tables, a good part of one.
+constexpr int64_t kTokensAhead = 3;
+
+// Fills the rows of the table that token t is the first to touch, with S channels of the initial state or zeros, and
+// zeros up to Columns.
+template <int S, int Columns, class Real>
+SDM_INLINE void fill_new_rows(const Stream<Real>& stream, int64_t t, const Real* initial, int64_t channels,
+                              Real* table) {
+  const int32_t first = stream.rows_before[t], last = stream.rows_before[t + 1];
+  if (!initial) {
+    if (last > first) std::memset(table + int64_t{first} * Columns, 0, sizeof(Real) * Columns * (last - first));
+    return;
+  }
+  if (t + kTokensAhead < stream.tokens) {
+    const int32_t far_last = stream.rows_before[t + kTokensAhead + 1];
+    for (int32_t row = stream.rows_before[t + kTokensAhead]; row < far_last; ++row) {
+      const char* from = reinterpret_cast<const char*>(initial + int64_t{stream.slot_of_row[row]} * stream.channels);
+      for (int b = 0; b < S * static_cast<int>(sizeof(Real)); b += 64) __builtin_prefetch(from + b, 0, 2);
+    }
+  }
+  for (int32_t row = first; row < last; ++row) {
+    const Tile<Real, S> tile =
+        load_channels<Real, S>(initial + int64_t{stream.slot_of_row[row]} * stream.channels, channels);
+    Real* to = table + int64_t{row} * Columns;
+    for (int v = 0; v < tile.V; ++v) store(to + v * kLanes<Real>, tile.v[v]);
+    if constexpr (Columns > S) std::memset(to + S, 0, sizeof(Real) * (Columns - S));
   }
 }
 
@@ -166,7 +190,9 @@ SDM_INLINE void forward_slab(const Stream<Real>& stream, const ForwardSlab<Real>
     const Rows none = {table, stride, nullptr, 0}, reads = {table, stride, read_row, R};
     const Rows next_writes = {table, stride, write_row + W, t + 1 < stream.tokens ? W : 0};
 
-    if (slab.zeros) clear_new_rows<S>(stream, t, table);
+    if constexpr (std::is_same_v<Real, Stored>) {
+      if (slab.fills) fill_new_rows<S, S>(stream, t, slab.initial, slab.channels, table);
+    }
     if (t + 1 < stream.tokens) prefetch_range<S * static_cast<int>(sizeof(Real))>(stream.value + at + token_stride);
     T u = load_channels<Real, S>(stream.value + at, slab.channels);
     if constexpr (Retrieves) {

@@ -27,6 +27,9 @@ SparseDeltaInputs<Real> checked_inputs(int threads, int64_t sequences, int64_t t
                                   std::to_string(cu_seqlens[s + 1]));
     }
   }
+  // Below this, a decode step for instance, waking threads takes longer than the work.
+  constexpr int64_t kLeastWork = int64_t{1} << 18;
+  if ((cu_seqlens ? 1 : sequences) * tokens * heads * channels * (writes + reads) < kLeastWork) threads = 1;
   const auto real = [](const void* data) { return static_cast<const Real*>(data); };
   return {threads,         sequences, tokens,     heads,       slots,     channels,           writes,      reads,
           wide_index,      decay_per_write,       slot_rule,   cu_seqlens, write_index,       read_index,

@@ -33,6 +33,7 @@ struct Stream {
   const int32_t* write_row;   // [tokens, W]
   const int32_t* read_row;    // [tokens, R]
   const int32_t* rows_before;  // [tokens + 1] how many rows are touched before token t
+  const int32_t* slot_of_row;  // [rows]
   const Real* factor;         // [tokens] or [tokens, W]
   const Real* inverse;        // 1 / factor, same shape; backward only
   const Real* push;           // [tokens, W], token t at push + t * push_stride
@@ -51,7 +52,8 @@ struct ForwardSlab {
   int64_t channels;  // at most S; a table of its own is padded to S
   int64_t row_stride;
   void* table;
-  bool zeros;  // the table starts as zeros, which the loop writes when it first comes to a row
+  bool fills;           // the loop fills a row of the table when it first comes to it; else the table is ready
+  const Real* initial;  // what it fills it with: the initial state from the slab's first channel on; null: zeros
   Real* y;      // all channels, like value
   Real* error;  // v - retrieved, like value; null: not wanted
 };
@@ -62,11 +64,14 @@ struct BackwardSlab {
   int64_t first_channel;
   int64_t channels;
   Real* table;       // [rows, 2, S]
-  bool zeros;        // as in ForwardSlab; the gradient is zeroed with the memory
+  const Real* initial;    // as in ForwardSlab; the gradient starts as zeros
   Real* saved_rows;  // [saved, S]
   const Real* error;
   const Real* grad_y;
   Real* grad_value;
+  Real* grad_initial;  // from the slab's first channel on; null: not wanted
+  bool adds_initial;   // add to `grad_initial` instead of setting it
+  bool past_caches;    // it is too large for the caches: write around them
   // Sums over the channels of the slab, [tokens, W + R + (factor_per_write ? W : 1) + 1]: for push, read weight, log of
   // the factor, beta. For the slot rule: <G, u>, read weight, <G, M>, unused.
   Real* partial;
@@ -105,7 +110,6 @@ struct SparseDeltaKernels {
   void (*gather)(const RowCopy&, const Real* state, Real* table);
   void (*gather_bf16)(const RowCopy&, const BFloat16* state, Real* table);
   void (*scatter)(const RowCopy&, const Real* table, Real* state);
-  void (*scatter_add)(const RowCopy&, const Real* table, Real* state);
   void (*scatter_bf16)(const RowCopy&, const Real* table, BFloat16* state);
 };
 

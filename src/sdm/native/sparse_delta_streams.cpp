@@ -163,11 +163,15 @@ void number_rows(PreparedStream<Real>& prepared, const Filled<Real>& filled, int
   prepared.row_count = rows;
   // One place more than there are rows: the loop below writes before it knows whether to keep.
   prepared.touched_slots = allocate<int32_t>(prepared, int64_t{rows} + 1);
+  auto* slot_of_row = allocate<int32_t>(prepared, rows);
   int64_t count = 0;
   for (int64_t slot = 0; slot < slots; ++slot) {
+    const int32_t row = prepared.row_of_slot[slot];
     prepared.touched_slots[count] = static_cast<int32_t>(slot);
-    count += prepared.row_of_slot[slot] >= 0;
+    count += row >= 0;
+    if (row >= 0) slot_of_row[row] = static_cast<int32_t>(slot);
   }
+  prepared.stream.slot_of_row = slot_of_row;
 }
 
 template <class Real>

@@ -42,9 +42,9 @@ def product_key_topk(scores: Tensor, k: int, *, backend: str = "auto") -> tuple[
     hidden by the selection; whatever the scores, the slots are distinct and in range.
     """
     _check(scores, k)
-    dtype = torch.promote_types(scores.dtype, torch.float32)
+    dtype = scores.dtype if scores.dtype in (torch.float32, torch.float64) else torch.float32
     run = _BACKENDS[choose_backend(backend, scores.device, dtype, tuple(_BACKENDS))]
-    return run(scores.to(dtype), k)
+    return run(scores if scores.dtype == dtype else scores.to(dtype), k)
 
 
 def _check(scores: Tensor, k: int) -> None:

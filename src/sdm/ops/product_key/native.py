@@ -12,9 +12,10 @@ from sdm.native import require_core
 
 def _run(scores: Tensor, k: int) -> tuple[Tensor, Tensor]:
     scores = scores.contiguous()
-    n = scores.shape[-1] // 2
-    values = scores.new_empty((*scores.shape[:-1], k))
-    index = torch.empty_like(values, dtype=torch.int64)
+    *lead, width = scores.shape
+    n = width // 2
+    values = torch.empty(*lead, k, dtype=scores.dtype)
+    index = torch.empty(*lead, k, dtype=torch.int64)
     require_core().product_key_topk(
         scores.data_ptr(),
         values.data_ptr(),

@@ -5,11 +5,17 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from sdm.native import core
 from sdm.ops.backends import choose_backend
 from sdm.ops.checks import check_no_gradients, compute_dtype
 from sdm.ops.sparse_delta_rule.chunked import sparse_delta_rule_chunked
-from sdm.ops.sparse_delta_rule.inputs import Tokens, check_shapes
-from sdm.ops.sparse_delta_rule.native import sparse_delta_rule_native, sparse_delta_step_native_
+from sdm.ops.sparse_delta_rule.inputs import UPDATES, Tokens, check_shapes
+from sdm.ops.sparse_delta_rule.native import (
+    sparse_delta_rule_native,
+    sparse_delta_step_native_,
+    take_usual_step_,
+    usual_step,
+)
 from sdm.ops.sparse_delta_rule.reference import sparse_delta_rule_reference, sparse_delta_step_reference_
 
 __all__ = ["sparse_delta_rule", "sparse_delta_step_"]
@@ -100,6 +106,8 @@ def sparse_delta_step_(
     in float32.
     """
     tokens = Tokens(write_index, write_weight, value, beta, log_decay, read_index, read_weight)
+    if core is not None and update in UPDATES and usual_step(state, tokens):
+        return take_usual_step_(state, tokens, update == "slot")
     if state.dim() != 4:
         raise ValueError(f"state must be [B,H,N,D], got shape {list(state.shape)}")
     check_shapes(tokens, state, None, None, update, time="")

@@ -106,6 +106,49 @@ def sparse_delta_step_native_(
     )
 
 
+def usual_step(state: Tensor, tokens: Tokens) -> bool:
+    """Whether a step is of the kind that decoding takes a million times: float32 throughout, contiguous, consistent.
+
+    The kernel takes a few microseconds, so its arguments are checked in one expression. Anything unusual, errors
+    included, goes the long way.
+    """
+    write_index, write_weight, value, beta, log_decay, read_index, read_weight = tokens
+    for x in (state, *tokens):
+        if type(x) is not Tensor or not x.is_cpu or not x.is_contiguous():
+            return False
+    if not (
+        state.dtype is write_weight.dtype is value.dtype is beta.dtype is log_decay.dtype is read_weight.dtype
+        and value.dtype is torch.float32
+        and write_index.dtype is read_index.dtype is torch.int64
+    ):
+        return False
+    B, H, N, D = state.shape if state.dim() == 4 else (0, 0, 0, 0)
+    W, R = write_index.shape[-1], read_index.shape[-1]
+    return (
+        value.shape == (B, H, D)
+        and beta.shape == log_decay.shape == (B, H)
+        and write_index.shape == write_weight.shape == (B, H, W)
+        and read_index.shape == read_weight.shape == (B, H, R)
+        and B > 0 < H
+        and D > 0 < R
+        and 0 < W <= N
+        and not torch.compiler.is_compiling()
+        and not (torch.is_grad_enabled() and any(x.requires_grad for x in (state, *tokens)))
+    )
+
+
+def take_usual_step_(state: Tensor, tokens: Tokens, slot_rule: bool) -> Tensor:
+    """One token for each sequence, for arguments that `usual_step` has seen."""
+    B, H, N, D = state.shape
+    y = torch.empty_like(tokens.value)
+    at = state.data_ptr()
+    sizes = (False, torch.get_num_threads(), B, 1, H, N, D, tokens.write_index.shape[2], tokens.read_index.shape[2])
+    flags = (True, False, slot_rule, None)
+    pointers = (x.data_ptr() for x in tokens)
+    require_core().sparse_delta_rule_forward(*sizes, *flags, *pointers, at, True, False, y.data_ptr(), None, at, False)
+    return y
+
+
 def saved_rows(
     write_index: Tensor,
     write_weight: Tensor,
