@@ -23,7 +23,7 @@ DEVIATIONS = (
     "d = 64, four blocks (local, local, global, local) and a window of 16 instead of the ladder; 1.7M tokens of code",
     "keys of SDM and GDN come from the previous token (a shift), and GDN has no short convolution then",
     "W_q is initialised equal to W_k in SDM and GDN",
-    "M0 starts at a standard deviation of 0.002, N = 256 slots, W = R = 16",
+    "weights are initialised at a standard deviation of 0.1; M0 starts at 0.002; SDM has N = 256, W = R = 16",
     "one seed, one learning rate for both: at the paper's plain recipe and this few tokens the order reverses",
 )
 
@@ -41,6 +41,7 @@ def small_code(global_layer: LayerType = "sdm", lr: float = 5e-3, steps: int = 4
             num_writes=16,
             num_reads=16,
             short_convolution=0,
+            initializer_range=0.1,
             shift_keys=True,
             tie_query_initialization=True,
             tie_word_embeddings=True,
