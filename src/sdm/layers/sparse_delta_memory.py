@@ -208,7 +208,8 @@ class SparseDeltaMemory(nn.Module):
 
     def _scores(self, projected: Tensor, norm: nn.Module | None) -> Tensor:
         """[B,T,H,2K], the two halves side by side."""
-        scores = projected.reshape(*projected.shape[:-1], self.num_heads, -1)
+        *lead, width = projected.shape
+        scores = projected.reshape(*lead, self.num_heads, width // self.num_heads)
         return scores if norm is None else norm(scores.unflatten(-1, (2, -1))).flatten(-2)
 
     def _address(self, scores: Tensor, count: int) -> tuple[Tensor, Tensor]:
