@@ -18,9 +18,10 @@ def rows() -> list[str]:
     lines = ["| question | measured | target | |", "|---|---:|---:|---|"]
     for path in sorted(RESULTS.glob("*.json")):
         for ratio in json.loads(path.read_text())["ratios"]:
+            question = ratio["question"].replace("|", "\\|")
             sign = "≥" if ratio["at_least"] else "≤"
             verdict = "met" if ratio["met"] else "**missed**"
-            lines.append(f"| {ratio['question']} | {ratio['value']:.3g} | {sign} {ratio['target']:.3g} | {verdict} |")
+            lines.append(f"| {question} | {ratio['value']:.3g} | {sign} {ratio['target']:.3g} | {verdict} |")
     return lines
 
 
