@@ -56,6 +56,12 @@ SDM_INLINE void store(Real* to, Vector<Real> v) {
   std::memcpy(to, &v, sizeof v);
 }
 
+// Cheaper than memset for the few hundred bytes of a row.
+template <class Real, int Count>
+SDM_INLINE void clear(Real* to) {
+  for (int i = 0; i < Count; i += kLanes<Real>) store(to + i, Vector<Real>{});
+}
+
 template <class Real>
 SDM_INLINE Vector<Real> broadcast(Real x) {
   return x - Vector<Real>{};

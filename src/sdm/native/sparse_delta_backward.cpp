@@ -22,12 +22,7 @@ class Backward {
  public:
   Backward(const SparseDeltaInputs<Real>& in, const InitialState& initial, const InversionPlan& plan,
            const SparseDeltaGradients<Real>& grad)
-      : in_(in), initial_(initial), plan_(plan), grad_(grad) {
-    kind_ = slab_kind(in.most_rows(), in.channels, 2 * sizeof(Real));
-    width_ = kSlabWidths[kind_];
-    slabs_ = (in.channels + width_ - 1) / width_;
-    groups_ = std::min(slabs_, kGroups);
-  }
+      : in_(in), initial_(initial), plan_(plan), grad_(grad) {}
 
   void run() {
     if (grad_.initial_state) {
@@ -36,17 +31,32 @@ class Backward {
       advise_huge_pages(grad_.initial_state, bytes);
       if (in_.streams() == 0) std::memset(grad_.initial_state, 0, bytes);
     }
-    const int64_t wanted = streams_at_once(in_.streams(), groups_, in_.threads);
+    // Rows that leave must be kept for the way back. That pays where not all of them would stay in the cache.
+    const int64_t narrow_table = in_.most_rows() * kSlabWidths[1] * 2 * sizeof(Real);
+    const Rows rows = !grad_.final_state && narrow_table > kTableBytes ? Rows::kRecycled : Rows::kOwn;
+    const int64_t fewest_slabs = (in_.channels + kSlabWidths[0] - 1) / kSlabWidths[0];
+    const int64_t wanted = streams_at_once(in_.streams(), std::min(fewest_slabs, kGroups), in_.threads);
     for (int64_t first = 0, count; first < in_.streams(); first += count) {
       count = std::min(wanted, in_.streams() - first);
       // The gradient of a shared initial state is summed over the sequences in their order: one sequence at a time.
       if (grad_.initial_state && !initial_.per_sequence) count = std::min(count, in_.heads - first % in_.heads);
-      const auto set = prepare(in_, first, count, Rows::kCompact, &plan_);
-      run_wave(set);
+      run_wave(prepare(in_, first, count, rows, !initial_.data, &plan_));
     }
   }
 
  private:
+  // How the channels of a stream are cut.
+  struct Cut {
+    int kind;
+    int64_t slabs, groups;
+  };
+
+  Cut cut(const PreparedStream<Real>& prepared) const {
+    const int kind = slab_kind(prepared.row_count, in_.channels, 2 * sizeof(Real));
+    const int64_t slabs = (in_.channels + kSlabWidths[kind] - 1) / kSlabWidths[kind];
+    return {kind, slabs, std::min(slabs, kGroups)};
+  }
+
   bool adds_to_initial(const PreparedStream<Real>& prepared) const {
     return !initial_.per_sequence && prepared.sequence > 0;
   }
@@ -64,15 +74,18 @@ class Backward {
     const auto count = static_cast<int64_t>(set.size());
     const int64_t partials = partial_width(in_.writes, in_.reads, in_.slot_rule || in_.decay_per_write);
     std::vector<std::unique_ptr<Scratch>> sums;
-    for (const auto& prepared : set) {
-      const int64_t size = groups_ * prepared.stream.tokens * partials;
+    struct Group {
+      int64_t stream, group;
+    };
+    std::vector<Group> groups;
+    for (int64_t n = 0; n < count; ++n) {
+      const int64_t wanted = cut(set[n]).groups, size = wanted * set[n].stream.tokens * partials;
       sums.push_back(std::make_unique<Scratch>(static_cast<std::size_t>(size) * sizeof(Real)));
+      for (int64_t group = 0; group < wanted; ++group) groups.push_back({n, group});
     }
-    parallel_for(count * groups_, in_.threads, [&](int64_t task) {
-      const PreparedStream<Real>& prepared = set[task / groups_];
-      const int64_t group = task % groups_;
-      Real* partial = sums[task / groups_]->template as<Real>() + group * prepared.stream.tokens * partials;
-      run_group(prepared, slabs_ * group / groups_, slabs_ * (group + 1) / groups_, partial);
+    parallel_for(static_cast<int64_t>(groups.size()), in_.threads, [&](int64_t task) {
+      const auto [n, group] = groups[task];
+      run_group(set[n], group, sums[n]->template as<Real>() + group * set[n].stream.tokens * partials);
     });
     constexpr int64_t kTokensPerTask = 128;
     const int64_t pieces = (in_.longest() + kTokensPerTask - 1) / kTokensPerTask;
@@ -85,11 +98,14 @@ class Backward {
     if (grad_.initial_state) pass_untouched(set);
   }
 
-  void run_group(const PreparedStream<Real>& prepared, int64_t first_slab, int64_t last_slab, Real* partial) {
+  void run_group(const PreparedStream<Real>& prepared, int64_t group, Real* partial) {
     const Stream<Real>& stream = prepared.stream;
-    const int64_t rows = prepared.row_count, S = width_;
-    Scratch table_memory(static_cast<std::size_t>(rows * 2 * S) * sizeof(Real));
+    const auto [kind, slabs, groups] = cut(prepared);
+    const int64_t first_slab = slabs * group / groups, last_slab = slabs * (group + 1) / groups;
+    const int64_t S = kSlabWidths[kind];
+    Scratch table_memory(static_cast<std::size_t>(prepared.row_count * 2 * S) * sizeof(Real));
     Scratch saved_memory(static_cast<std::size_t>(prepared.saved_count * S) * sizeof(Real));
+    Scratch kept_memory(static_cast<std::size_t>(prepared.kept_count * S) * sizeof(Real));
     constexpr std::size_t kVectorBytes = 64;
     Scratch lanes(kVectorBytes * static_cast<std::size_t>(std::max<int64_t>(2 * int64_t{in_.writes}, in_.reads)));
     const int64_t tokens_at = cell(prepared, 0) * in_.channels;
@@ -100,6 +116,8 @@ class Backward {
       args.channels = std::min(S, in_.channels - args.first_channel);
       args.table = table_memory.template as<Real>();
       args.saved_rows = saved_memory.template as<Real>();
+      args.kept_rows = kept_memory.template as<Real>();
+      std::fill(args.table, args.table + 2 * S, Real(0));
       args.error = shifted(grad_.error);
       args.grad_y = shifted(grad_.y);
       args.grad_value = shifted(grad_.value);
@@ -113,13 +131,14 @@ class Backward {
         args.adds_initial = adds_to_initial(prepared);
         args.past_caches = in_.slots * in_.channels * static_cast<int64_t>(sizeof(Real)) > kCachedBytes;
       }
-      kernels_.replay[kind_](stream, args);
+      kernels_.replay[kind](stream, args);
       if (grad_.final_state) {
-        const RowCopy copy = {prepared.touched_slots, rows, prepared.row_of_slot, args.channels, 0, in_.channels, 2 * S};
+        const RowCopy copy = {
+            prepared.touched_slots, prepared.touched_count, prepared.row_of_slot, args.channels, 0, in_.channels, 2 * S};
         const int64_t from = state_offset(prepared, true) + args.first_channel;
         kernels_.gather(copy, grad_.final_state + from, args.table + S);
       }
-      kernels_.backward[kind_](stream, args);
+      kernels_.backward[kind](stream, args);
     }
   }
 
@@ -128,7 +147,8 @@ class Backward {
     const Stream<Real>& stream = prepared.stream;
     const int32_t W = in_.writes, R = in_.reads;
     Real* sum = sums + t * partials;
-    for (int64_t group = 1; group < groups_; ++group) {
+    const int64_t groups = cut(prepared).groups;
+    for (int64_t group = 1; group < groups; ++group) {
       const Real* more = sum + group * stream.tokens * partials;
       for (int64_t i = 0; i < partials; ++i) sum[i] += more[i];
     }
@@ -181,8 +201,6 @@ class Backward {
   const InitialState initial_;
   const InversionPlan plan_;
   const SparseDeltaGradients<Real> grad_;
-  int kind_;
-  int64_t width_, slabs_, groups_;
 };
 
 }  // namespace

@@ -27,19 +27,30 @@ SDM_INLINE Tile<Real, S> pushed(const Stream<Real>& stream, const BackwardSlab<R
   return u;
 }
 
-template <class Real>
-SDM_INLINE const Real* choose(const Real* if_zero, const Real* if_one, int which) {
-  const auto zero = reinterpret_cast<uintptr_t>(if_zero), one = reinterpret_cast<uintptr_t>(if_one);
-  return reinterpret_cast<const Real*>(zero ^ ((zero ^ one) & (uintptr_t{0} - static_cast<uintptr_t>(which))));
+// Slots that left after token t come back: the memory as it was then, and no gradient yet.
+template <class Real, int S>
+SDM_INLINE void return_rows(const Stream<Real>& stream, const BackwardSlab<Real>& slab, int64_t t) {
+  using T = Tile<Real, S>;
+  const int32_t first = stream.left_before[t], last = stream.left_before[t + 1];
+  const int32_t kept = stream.kept_before[t + 1] - stream.kept_before[t];
+  const Real* from = slab.kept_rows + int64_t{stream.kept_before[t]} * S;
+  for (int32_t n = first; n < last; ++n) {
+    Real* row = slab.table + int64_t{stream.left_row[n]} * (2 * S);
+    if (n - first < kept) {
+      for (int v = 0; v < T::V; ++v) store(row + v * kLanes<Real>, load(from + v * kLanes<Real>));
+      from += S;
+    }
+    clear<Real, S>(row + S);
+  }
 }
 
-// The rows that token t was the first to touch hand over the gradient of the initial state.
+// Slots that were born at token t hand over the gradient of the initial state.
 template <class Real, int S>
-SDM_INLINE void leave_rows(const Stream<Real>& stream, const BackwardSlab<Real>& slab, int64_t t) {
+SDM_INLINE void hand_over_gradient(const Stream<Real>& stream, const BackwardSlab<Real>& slab, int64_t t) {
   using T = Tile<Real, S>;
-  for (int32_t row = stream.rows_before[t]; row < stream.rows_before[t + 1]; ++row) {
-    Real* to = slab.grad_initial + int64_t{stream.slot_of_row[row]} * stream.channels;
-    const Real* from = slab.table + int64_t{row} * (2 * S) + S;
+  for (int32_t n = stream.born_before[t]; n < stream.born_before[t + 1]; ++n) {
+    Real* to = slab.grad_initial + int64_t{stream.born_slot[n]} * stream.channels;
+    const Real* from = slab.table + int64_t{stream.born_row[n]} * (2 * S) + S;
     T tile;
     for (int v = 0; v < T::V; ++v) tile.v[v] = load(from + v * kLanes<Real>);
     if (slab.adds_initial) {
@@ -55,18 +66,20 @@ SDM_INLINE void leave_rows(const Stream<Real>& stream, const BackwardSlab<Real>&
   }
 }
 
-// Runs the writes forward again, from the initial rows to the final ones, and copies the rows that the plan saves.
+// Runs the writes forward again, from the initial rows to the final ones, and copies the rows that the plan saves and
+// those that leave.
 template <class Real, int S, bool Retrieves, bool PerWrite>
 SDM_INLINE void replay_slab(const Stream<Real>& stream, const BackwardSlab<Real>& slab) {
   using T = Tile<Real, S>;
   constexpr int L = kLanes<Real>;
   const int W = stream.writes;
   Real* copy = slab.saved_rows;
+  Real* kept = slab.kept_rows;
   for (int64_t t = 0; t < stream.tokens; ++t) {
     const int32_t* write_row = stream.write_row + t * W;
     using Rows = Ahead<Real, S * static_cast<int>(sizeof(Real))>;
     const Rows next_writes = {slab.table, 2 * S, write_row + W, t + 1 < stream.tokens ? W : 0};
-    const uint8_t* saved = stream.saved + t * W;
+    const Restore* restore = stream.restore + t * W;
     const Real* push = stream.push + t * stream.push_stride;
     const Real* factor = stream.factor + (PerWrite ? t * W : t);
     const int64_t at = t * stream.heads * stream.channels + slab.first_channel;
@@ -76,13 +89,20 @@ SDM_INLINE void replay_slab(const Stream<Real>& stream, const BackwardSlab<Real>
       Real* row = slab.table + int64_t{write_row[i]} * (2 * S);
       next_writes.fetch(i);
       const Vector<Real> f = broadcast<Real>(factor[PerWrite ? i : 0]), k = broadcast<Real>(push[i]);
-      if (saved[i]) {
+      if (restore[i] == Restore::kCopy) {
         for (int v = 0; v < T::V; ++v) store(copy + v * L, load(row + v * L));
         copy += S;
       }
       for (int v = 0; v < T::V; ++v) store(row + v * L, f * load(row + v * L) + k * u.v[v]);
     }
+    if (!stream.left_before) continue;
+    const int32_t* left_row = stream.left_row + stream.left_before[t];
+    for (int32_t n = stream.kept_before[t]; n < stream.kept_before[t + 1]; ++n, ++left_row, kept += S) {
+      const Real* row = slab.table + int64_t{*left_row} * (2 * S);
+      for (int v = 0; v < T::V; ++v) stream_past(kept + v * L, load(row + v * L));
+    }
   }
+  finish_streaming();
 }
 
 template <class Real, int S, bool Retrieves, bool PerWrite>
@@ -100,7 +120,7 @@ SDM_INLINE void backward_slab(const Stream<Real>& stream, const BackwardSlab<Rea
     const int32_t* read_row = stream.read_row + t * R;
     using Rows = Ahead<Real, 2 * S * static_cast<int>(sizeof(Real))>;
     const Rows writes = {table, 2 * S, write_row, W}, next_reads = {table, 2 * S, read_row - R, t > 0 ? R : 0};
-    const uint8_t* saved = stream.saved + t * W;
+    const Restore* restore = stream.restore + t * W;
     const Real* push = stream.push + t * stream.push_stride;
     const Real* factor = stream.factor + (PerWrite ? t * W : t);
     const Real* inverse = stream.inverse + (PerWrite ? t * W : t);
@@ -112,6 +132,7 @@ SDM_INLINE void backward_slab(const Stream<Real>& stream, const BackwardSlab<Rea
       prefetch_range<S * static_cast<int>(sizeof(Real))>(slab.grad_y + at - token_stride);
       if constexpr (Retrieves) prefetch_range<S * static_cast<int>(sizeof(Real))>(slab.error + at - token_stride);
     }
+    if (stream.left_before) return_rows<Real, S>(stream, slab, t);
     const T dy = load_channels<Real, S>(slab.grad_y + at, slab.channels);
     for (int j = 0; j < R; ++j) {
       Real* memory = table + int64_t{read_row[j]} * (2 * S);
@@ -161,13 +182,14 @@ SDM_INLINE void backward_slab(const Stream<Real>& stream, const BackwardSlab<Rea
       Real* memory = table + int64_t{write_row[i]} * (2 * S);
       Real* gradient = memory + S;
       next_reads.fetch(i);
-      // Chosen by arithmetic: whether a row was saved is as good as random to the branch predictor.
-      const int keep = saved[i];
-      const Real* from = choose(memory, copy, keep);
-      copy += keep * S;
+      // Looked up, not branched to: how a row is restored is as good as random to the branch predictor.
+      const int how = static_cast<int>(restore[i]);
+      const Real* const sources[3] = {memory, copy, table};  // row 0 is zero
+      const Real* from = sources[how];
+      copy += (restore[i] == Restore::kCopy) * S;
       const Real inverted = inverse[PerWrite ? i : 0];
-      const Real scales[2] = {inverted, Real(1)}, undos[2] = {inverted, Real(0)};
-      const Vector<Real> grow = broadcast<Real>(scales[keep]), undo = broadcast<Real>(push[i] * undos[keep]);
+      const Real scales[3] = {inverted, Real(1), Real(1)}, undos[3] = {inverted, Real(0), Real(0)};
+      const Vector<Real> grow = broadcast<Real>(scales[how]), undo = broadcast<Real>(push[i] * undos[how]);
       const Vector<Real> f = broadcast<Real>(factor[PerWrite ? i : 0]), k = broadcast<Real>(push[i]);
       Vector<Real> dot = {}, factor_dot = {};
       for (int v = 0; v < T::V; ++v) {
@@ -201,7 +223,7 @@ SDM_INLINE void backward_slab(const Stream<Real>& stream, const BackwardSlab<Rea
     const Real beta_sum = horizontal_sum<Real>(beta_lanes);
     Real& beta_partial = partial[partial_stride - 1];
     beta_partial = slab.accumulate ? beta_partial + beta_sum : beta_sum;
-    if (slab.grad_initial) leave_rows<Real, S>(stream, slab, t);
+    if (slab.grad_initial) hand_over_gradient<Real, S>(stream, slab, t);
   }
   finish_streaming();
 }

@@ -8,17 +8,13 @@
 
 namespace sdm {
 
-// 32 channels keep the rows of a token in the first cache. A table larger than a thread's share of the last cache is
-// cut narrower, and one that fits at no width is cut wide: then the price is the number of visits to memory, not their
-// length.
-constexpr int64_t kTableBytes = int64_t{10} << 20;
-constexpr int kWidest = 0, kPreferred = 0;
-
+// A table larger than a thread's share of the last cache is cut narrower, and one that fits at no width is cut wide:
+// then the price is the number of visits to memory, not their length.
 int slab_kind(int64_t rows, int64_t channels, int64_t bytes_per_row_and_channel) {
   const auto bytes = [&](int kind) { return rows * kSlabWidths[kind] * bytes_per_row_and_channel; };
-  int kind = kPreferred;
+  int kind = 0;
   while (kind + 1 < kSlabKinds && bytes(kind) > kTableBytes) ++kind;
-  if (bytes(kind) > kTableBytes) kind = kWidest;
+  if (bytes(kind) > kTableBytes) kind = 0;
   // Two slabs at least, where there are channels for it, so that two threads have work.
   while (kind + 1 < kSlabKinds && kSlabWidths[kind] >= channels) ++kind;
   return kind;
@@ -39,15 +35,26 @@ class Forward {
     // Moving rows into tables of their own pays once the tokens visit a row several times.
     if (in_place && in_.longest() * (int64_t{in_.writes} + in_.reads) <= 2 * in_.slots) return run_in_place();
     if (final_ && !in_place) advise_huge_pages(final_, in_.streams() * in_.slots * in_.channels * sizeof(Real));
-    const int kind = slab_kind(in_.most_rows(), in_.channels, sizeof(Real));
-    const int64_t width = kSlabWidths[kind];
-    const int64_t slabs = (in_.channels + width - 1) / width;
-    const int64_t wave = streams_at_once(in_.streams(), slabs, in_.threads);
+    const Rows rows = final_ || initial_.bf16 ? Rows::kOwn : Rows::kRecycled;
+    const int64_t fewest_slabs = (in_.channels + kSlabWidths[0] - 1) / kSlabWidths[0];
+    const int64_t wave = streams_at_once(in_.streams(), fewest_slabs, in_.threads);
     for (int64_t first = 0; first < in_.streams(); first += wave) {
-      const auto set = prepare(in_, first, std::min(wave, in_.streams() - first), Rows::kCompact, nullptr);
-      const auto count = static_cast<int64_t>(set.size());
-      parallel_for(count * slabs, in_.threads,
-                   [&](int64_t task) { run_slab(set[task / slabs], kind, task % slabs * width); });
+      const int64_t count = std::min(wave, in_.streams() - first);
+      const auto set = prepare(in_, first, count, rows, !initial_.data, nullptr);
+      struct Slab {
+        const PreparedStream<Real>* prepared;
+        int kind;
+        int64_t first_channel;
+      };
+      std::vector<Slab> slabs;
+      for (const auto& prepared : set) {
+        const int kind = slab_kind(prepared.row_count, in_.channels, sizeof(Real));
+        for (int64_t c = 0; c < in_.channels; c += kSlabWidths[kind]) slabs.push_back({&prepared, kind, c});
+      }
+      parallel_for(static_cast<int64_t>(slabs.size()), in_.threads, [&](int64_t task) {
+        const auto& [prepared, kind, first_channel] = slabs[task];
+        run_slab(*prepared, kind, first_channel);
+      });
       if (final_ && !in_place) copy_untouched(set);
     }
   }
@@ -73,12 +80,13 @@ class Forward {
   }
 
   void run_slab(const PreparedStream<Real>& prepared, int kind, int64_t first_channel) {
-    const int64_t width = kSlabWidths[kind], rows = prepared.row_count;
+    const int64_t width = kSlabWidths[kind];
     const int64_t channels = std::min(width, in_.channels - first_channel);
-    const RowCopy copy = {prepared.touched_slots, rows,         prepared.row_of_slot, channels,
-                          width - channels,       in_.channels, width};
-    Scratch memory(static_cast<std::size_t>(rows * width) * sizeof(Real));
+    const RowCopy copy = {prepared.touched_slots, prepared.touched_count, prepared.row_of_slot, channels,
+                          width - channels,       in_.channels,           width};
+    Scratch memory(static_cast<std::size_t>(prepared.row_count * width) * sizeof(Real));
     Real* table = memory.template as<Real>();
+    std::fill(table, table + width, Real(0));
     const int64_t start = state_offset(prepared, initial_.per_sequence) + first_channel;
     const Real* initial = nullptr;
     if (initial_.bf16) {
@@ -134,7 +142,7 @@ class Forward {
       c += channels;
     }
     const auto count = static_cast<int64_t>(pieces.size());
-    const auto set = prepare(in_, 0, in_.streams(), Rows::kSlots, nullptr);
+    const auto set = prepare(in_, 0, in_.streams(), Rows::kSlots, false, nullptr);
     // Each thread takes neighbouring channels of one stream, whose rows share pages.
     const int64_t shares = std::min<int64_t>(count, std::max(1, in_.threads));
     parallel_for(in_.streams() * shares, in_.threads, [&](int64_t task) {

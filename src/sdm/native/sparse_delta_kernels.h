@@ -143,29 +143,29 @@ SDM_INLINE Tile<Real, S> weighted_rows(const Stored* table, int64_t stride, cons
 // row from far memory, with the walk through the page tables, a good part of one.
 constexpr int64_t kTokensAhead = 3;
 
-// Fills the rows of the table that token t is the first to touch, with S channels of the initial state or zeros, and
-// zeros up to Columns.
+// Fills the rows of the slots that are born at token t, with S channels of the initial state or zeros, and zeros up to
+// Columns.
 template <int S, int Columns, class Real>
 SDM_INLINE void fill_new_rows(const Stream<Real>& stream, int64_t t, const Real* initial, int64_t channels,
                               Real* table) {
-  const int32_t first = stream.rows_before[t], last = stream.rows_before[t + 1];
+  const int32_t first = stream.born_before[t], last = stream.born_before[t + 1];
   if (!initial) {
-    if (last > first) std::memset(table + int64_t{first} * Columns, 0, sizeof(Real) * Columns * (last - first));
+    for (int32_t n = first; n < last; ++n) clear<Real, Columns>(table + int64_t{stream.born_row[n]} * Columns);
     return;
   }
   if (t + kTokensAhead < stream.tokens) {
-    const int32_t far_last = stream.rows_before[t + kTokensAhead + 1];
-    for (int32_t row = stream.rows_before[t + kTokensAhead]; row < far_last; ++row) {
-      const char* from = reinterpret_cast<const char*>(initial + int64_t{stream.slot_of_row[row]} * stream.channels);
+    const int32_t far_last = stream.born_before[t + kTokensAhead + 1];
+    for (int32_t n = stream.born_before[t + kTokensAhead]; n < far_last; ++n) {
+      const char* from = reinterpret_cast<const char*>(initial + int64_t{stream.born_slot[n]} * stream.channels);
       for (int b = 0; b < S * static_cast<int>(sizeof(Real)); b += 64) __builtin_prefetch(from + b, 0, 2);
     }
   }
-  for (int32_t row = first; row < last; ++row) {
+  for (int32_t n = first; n < last; ++n) {
     const Tile<Real, S> tile =
-        load_channels<Real, S>(initial + int64_t{stream.slot_of_row[row]} * stream.channels, channels);
-    Real* to = table + int64_t{row} * Columns;
+        load_channels<Real, S>(initial + int64_t{stream.born_slot[n]} * stream.channels, channels);
+    Real* to = table + int64_t{stream.born_row[n]} * Columns;
     for (int v = 0; v < tile.V; ++v) store(to + v * kLanes<Real>, tile.v[v]);
-    if constexpr (Columns > S) std::memset(to + S, 0, sizeof(Real) * (Columns - S));
+    clear<Real, Columns - S>(to + S);
   }
 }
 

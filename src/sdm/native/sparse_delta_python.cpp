@@ -94,7 +94,7 @@ int64_t sparse_delta_rule_saved_rows(bool is_double, int threads, int64_t sequen
                                          decay_per_write, slot_rule, cu_seqlens, write_index, write_weight, value, beta,
                                          log_decay, read_index, read_weight);
     int64_t saved = 0;
-    for (const auto& prepared : prepare(in, 0, in.streams(), Rows::kCompact, &plan)) saved += prepared.saved_count;
+    for (const auto& prepared : prepare(in, 0, in.streams(), Rows::kOwn, false, &plan)) saved += prepared.saved_count;
     return saved;
   };
   return is_double ? run(double{}) : run(float{});

@@ -3,9 +3,10 @@
 // Letters: H heads, N slots, D value channels, W writes and R reads per token, S channels of one slab.
 //
 // Every value channel runs its own recurrence, so the work of one sequence and head (a "stream") is cut into slabs of
-// S channels. The touched slots of a stream are numbered 0, 1, ... in the order of their first touch ("rows"), and a slab
-// keeps its part of those rows in one contiguous table that stays in the cache while time runs. In that order, rows that
-// are used together lie together, and rows that are new to a token lie at the end of the table.
+// S channels. A slab keeps the slots that are in use in the rows of one contiguous table, small enough to stay in the
+// cache while time runs. A slot gets a row when a token first comes to it (it is "born"), and where nobody asks for the
+// final state it gives the row to another slot after the last token that comes to it (it "leaves"). Without an initial
+// state a slot is zero until it is written: it is born then, and reads before that go to row 0, which is always zero.
 //
 // Both update rules are one affine step per row:  M[i] <- factor_i M[i] + push_i u
 //     delta:  factor = exp(g),                push = k,         u = beta (v - sum_i k_i exp(g) M[i])
@@ -20,6 +21,12 @@ struct BFloat16 {
   uint16_t bits;
 };
 
+enum class Restore : uint8_t {
+  kInvert,  // from the row after the write
+  kCopy,    // from a copy that the replay made
+  kZero,    // it was zero
+};
+
 // The tokens of one stream, as the inner loops see them. Per-token arrays of the caller are strided over the heads.
 template <class Real>
 struct Stream {
@@ -32,8 +39,12 @@ struct Stream {
   bool factor_per_write;  // factor is [tokens, W]; else [tokens]
   const int32_t* write_row;   // [tokens, W]
   const int32_t* read_row;    // [tokens, R]
-  const int32_t* rows_before;  // [tokens + 1] how many rows are touched before token t
-  const int32_t* slot_of_row;  // [rows]
+  const int32_t* born_before;  // [tokens + 1] how many slots are born before token t
+  const int32_t* born_row;     // [born] in the order of time
+  const int32_t* born_slot;    // [born]
+  const int32_t* left_before;  // [tokens + 1] how many slots have left before token t; null: none ever does
+  const int32_t* left_row;     // [left] in the order of time
+  const int32_t* kept_before;  // [tokens + 1] of those that have left, how many rows backward needs again
   const Real* factor;         // [tokens] or [tokens, W]
   const Real* inverse;        // 1 / factor, same shape; backward only
   const Real* push;           // [tokens, W], token t at push + t * push_stride
@@ -41,7 +52,7 @@ struct Stream {
   const Real* read_weight;    // token t at read_weight + t * heads * R
   const Real* beta;           // token t at beta + t * heads
   const Real* value;          // token t at value + t * heads * D; y, error and their gradients alike
-  const uint8_t* saved;       // [tokens, W] 1 where backward restores the row from its copy
+  const Restore* restore;     // [tokens, W] how backward comes by the row before a write
   const int64_t* saved_before;  // [tokens + 1] how many rows are saved before token t
 };
 
@@ -63,9 +74,10 @@ template <class Real>
 struct BackwardSlab {
   int64_t first_channel;
   int64_t channels;
-  Real* table;       // [rows, 2, S]
+  Real* table;            // [rows, 2, S]
   const Real* initial;    // as in ForwardSlab; the gradient starts as zeros
-  Real* saved_rows;  // [saved, S]
+  Real* saved_rows;       // [saved, S] rows before a write, for Restore::kCopy
+  Real* kept_rows;        // [kept, S] rows as they left
   const Real* error;
   const Real* grad_y;
   Real* grad_value;
@@ -143,7 +155,10 @@ template <class Real>
 void sparse_delta_backward(const SparseDeltaInputs<Real>& inputs, const InitialState& initial,
                            const InversionPlan& plan, const SparseDeltaGradients<Real>& grad);
 
-// How a pass over tables of up to `rows` rows is cut: the index into kSlabWidths. Depends on sizes alone.
+// Tables up to this size share the last cache with those of other threads.
+constexpr int64_t kTableBytes = int64_t{10} << 20;
+
+// How a pass over tables of `rows` rows is cut: the index into kSlabWidths.
 int slab_kind(int64_t rows, int64_t channels, int64_t bytes_per_row_and_channel);
 
 }  // namespace sdm

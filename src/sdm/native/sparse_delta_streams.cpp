@@ -81,6 +81,7 @@ struct Filled {
   Real* factor;
   Real* inverse;
   Real* push;
+  Restore* restore;  // null in the forward pass
 };
 
 template <class Real, class Index>
@@ -136,49 +137,138 @@ void fill(const SparseDeltaInputs<Real>& in, const PreparedStream<Real>& prepare
   }
 }
 
-// Replaces slots by rows, numbering them as they come.
-int32_t number(int32_t* slots, int32_t count, int32_t* row_of_slot, int32_t next) {
-  for (int32_t i = 0; i < count; ++i) {
-    int32_t& row = row_of_slot[slots[i]];
-    if (row < 0) row = next++;
-    slots[i] = row;
-  }
-  return next;
-}
-
+// Gives slots their rows, as a compiler gives variables its registers: one pass finds the last visit of every slot,
+// the next deals out rows and takes them back. Rows that have just become free are the first to be dealt again, while
+// they are still in the nearest cache.
 template <class Real>
-void number_rows(PreparedStream<Real>& prepared, const Filled<Real>& filled, int64_t slots) {
-  const Stream<Real>& stream = prepared.stream;
-  auto* rows_before = allocate<int32_t>(prepared, stream.tokens + 1);
-  prepared.row_of_slot = allocate<int32_t>(prepared, slots);
-  std::fill(prepared.row_of_slot, prepared.row_of_slot + slots, -1);
-  int32_t rows = 0;
-  for (int64_t t = 0; t < stream.tokens; ++t) {
-    rows_before[t] = rows;
-    rows = number(filled.write_row + t * stream.writes, stream.writes, prepared.row_of_slot, rows);
-    rows = number(filled.read_row + t * stream.reads, stream.reads, prepared.row_of_slot, rows);
+class RowNumbering {
+ public:
+  RowNumbering(PreparedStream<Real>& prepared, const Filled<Real>& filled, int64_t slots, bool recycles,
+               bool starts_at_zero)
+      : prepared_(prepared), filled_(filled), slots_(slots), starts_at_zero_(starts_at_zero) {
+    const Stream<Real>& stream = prepared.stream;
+    const int64_t visits = stream.tokens * (int64_t{stream.writes} + stream.reads);
+    recycles_ = recycles && visits < std::numeric_limits<int32_t>::max();
+    const int64_t most = std::min(slots, visits);
+    born_before_ = allocate<int32_t>(prepared, stream.tokens + 1);
+    born_row_ = allocate<int32_t>(prepared, most);
+    born_slot_ = allocate<int32_t>(prepared, most);
+    row_of_slot_ = allocate<int32_t>(prepared, slots);
+    std::fill(row_of_slot_, row_of_slot_ + slots, kNowhere);
+    if (!recycles_) return;
+    left_before_ = allocate<int32_t>(prepared, stream.tokens + 1);
+    kept_before_ = allocate<int32_t>(prepared, stream.tokens + 1);
+    left_row_ = allocate<int32_t>(prepared, most);
+    last_visit_ = allocate<int32_t>(prepared, slots);
   }
-  rows_before[stream.tokens] = rows;
-  prepared.stream.rows_before = rows_before;
-  prepared.row_count = rows;
-  // One place more than there are rows: the loop below writes before it knows whether to keep.
-  prepared.touched_slots = allocate<int32_t>(prepared, int64_t{rows} + 1);
-  auto* slot_of_row = allocate<int32_t>(prepared, rows);
-  int64_t count = 0;
-  for (int64_t slot = 0; slot < slots; ++slot) {
-    const int32_t row = prepared.row_of_slot[slot];
-    prepared.touched_slots[count] = static_cast<int32_t>(slot);
-    count += row >= 0;
-    if (row >= 0) slot_of_row[row] = static_cast<int32_t>(slot);
-  }
-  prepared.stream.slot_of_row = slot_of_row;
-}
 
+  void run() {
+    Stream<Real>& stream = prepared_.stream;
+    const int32_t W = stream.writes, R = stream.reads;
+    if (recycles_) find_last_visits();
+    std::vector<int32_t> unneeded;
+    int32_t visit = 0;
+    for (int64_t t = 0; t < stream.tokens; ++t) {
+      born_before_[t] = born_;
+      if (recycles_) left_before_[t] = left_, kept_before_[t] = kept_;
+      for (int32_t i = 0; i < W; ++i, ++visit) {
+        int32_t& cell = filled_.write_row[t * W + i];
+        const int32_t slot = cell;
+        const bool is_new = row_of_slot_[slot] == kNowhere;
+        const int32_t row = cell = is_new ? bear(slot) : row_of_slot_[slot];
+        const bool was_zero = is_new && starts_at_zero_;
+        if (filled_.restore) filled_.restore[t * W + i] = was_zero ? Restore::kZero : Restore::kInvert;
+        if (!recycles_ || last_visit_[slot] != visit) continue;
+        // Nobody reads what this write makes, and what was there before is known.
+        if (was_zero) {
+          unneeded.push_back(row);
+        } else {
+          left_row_[left_++] = row;
+        }
+      }
+      for (int32_t j = 0; j < R; ++j, ++visit) {
+        int32_t& cell = filled_.read_row[t * R + j];
+        const int32_t slot = cell;
+        const bool is_new = row_of_slot_[slot] == kNowhere;
+        if (is_new && starts_at_zero_) {
+          cell = kZeroRow;
+          continue;
+        }
+        const int32_t row = cell = is_new ? bear(slot) : row_of_slot_[slot];
+        if (recycles_ && last_visit_[slot] == visit) left_row_[left_++] = row;
+      }
+      if (!recycles_) continue;
+      kept_ += left_ - left_before_[t];
+      for (const int32_t row : unneeded) left_row_[left_++] = row;
+      unneeded.clear();
+      free_.insert(free_.end(), left_row_ + left_before_[t], left_row_ + left_);
+    }
+    born_before_[stream.tokens] = born_;
+    if (recycles_) left_before_[stream.tokens] = left_, kept_before_[stream.tokens] = kept_;
+    stream.born_before = born_before_;
+    stream.born_row = born_row_;
+    stream.born_slot = born_slot_;
+    stream.left_before = left_before_;
+    stream.left_row = left_row_;
+    stream.kept_before = kept_before_;
+    prepared_.row_count = next_;
+    prepared_.kept_count = kept_;
+    prepared_.row_of_slot = row_of_slot_;
+    if (!recycles_) list_touched();
+  }
+
+ private:
+  static constexpr int32_t kNowhere = -1, kZeroRow = 0;
+
+  void find_last_visits() {
+    const Stream<Real>& stream = prepared_.stream;
+    int32_t visit = 0;
+    for (int64_t t = 0; t < stream.tokens; ++t) {
+      const int32_t *write = filled_.write_row + t * stream.writes, *read = filled_.read_row + t * stream.reads;
+      for (int32_t i = 0; i < stream.writes; ++i) last_visit_[write[i]] = visit++;
+      for (int32_t j = 0; j < stream.reads; ++j) last_visit_[read[j]] = visit++;
+    }
+  }
+
+  int32_t bear(int32_t slot) {
+    int32_t row = next_;
+    if (free_.empty()) {
+      ++next_;
+    } else {
+      row = free_.back();
+      free_.pop_back();
+    }
+    born_row_[born_] = row;
+    born_slot_[born_++] = slot;
+    return row_of_slot_[slot] = row;
+  }
+
+  void list_touched() {
+    // One place more than there are: the loop writes before it knows whether to keep.
+    prepared_.touched_slots = allocate<int32_t>(prepared_, int64_t{born_} + 1);
+    for (int64_t slot = 0; slot < slots_; ++slot) {
+      prepared_.touched_slots[prepared_.touched_count] = static_cast<int32_t>(slot);
+      prepared_.touched_count += row_of_slot_[slot] != kNowhere;
+    }
+  }
+
+  PreparedStream<Real>& prepared_;
+  const Filled<Real>& filled_;
+  const int64_t slots_;
+  const bool starts_at_zero_;
+  bool recycles_;
+  int32_t *born_before_ = nullptr, *born_row_ = nullptr, *born_slot_ = nullptr;
+  int32_t *left_before_ = nullptr, *left_row_ = nullptr, *kept_before_ = nullptr;
+  int32_t *row_of_slot_ = nullptr, *last_visit_ = nullptr;
+  std::vector<int32_t> free_;
+  int32_t next_ = kZeroRow + 1, born_ = 0, left_ = 0, kept_ = 0;
+};
+
+// Decides which old rows are copied; RowNumbering has marked those that are known to be zero.
 template <class Real>
-void plan_inversions(PreparedStream<Real>& prepared, const InversionPlan& plan) {
+void plan_inversions(PreparedStream<Real>& prepared, Restore* restore, const InversionPlan& plan) {
   const Stream<Real>& stream = prepared.stream;
   const int32_t W = stream.writes;
-  auto* saved = allocate<uint8_t>(prepared, stream.tokens * W);
   auto* saved_before = allocate<int64_t>(prepared, stream.tokens + 1);
   struct Risk {
     float amplification;  // log of it, since the last copy
@@ -186,14 +276,15 @@ void plan_inversions(PreparedStream<Real>& prepared, const InversionPlan& plan) 
   };
   Scratch risks(static_cast<std::size_t>(prepared.row_count) * sizeof(Risk));
   Risk* risk = risks.as<Risk>();
-  std::fill(risk, risk + prepared.row_count, Risk{0, 0});
   const float threshold = static_cast<float>(plan.threshold);
   int64_t count = 0;
   for (int64_t t = 0; t < stream.tokens; ++t) {
     saved_before[t] = count;
+    for (int32_t n = stream.born_before[t]; n < stream.born_before[t + 1]; ++n) risk[stream.born_row[n]] = {0, 0};
     float cost = 0;
     if (!stream.factor_per_write) cost = -static_cast<float>(std::log(std::abs(stream.factor[t])));
     for (int32_t i = 0; i < W; ++i) {
+      if (restore[t * W + i] == Restore::kZero) continue;
       if (stream.factor_per_write) {
         cost = -static_cast<float>(std::log(std::abs(stream.factor[t * W + i])));
       }
@@ -202,13 +293,12 @@ void plan_inversions(PreparedStream<Real>& prepared, const InversionPlan& plan) 
       const bool save = total > threshold || row.inversions >= plan.max_inversions;
       row.amplification = save ? 0 : total;
       row.inversions = save ? 0 : row.inversions + 1;
-      saved[t * W + i] = save;
+      restore[t * W + i] = save ? Restore::kCopy : Restore::kInvert;
       count += save;
     }
   }
   saved_before[stream.tokens] = count;
   prepared.saved_count = count;
-  prepared.stream.saved = saved;
   prepared.stream.saved_before = saved_before;
 }
 
@@ -229,7 +319,7 @@ int64_t SparseDeltaInputs<Real>::most_rows() const {
 
 template <class Real>
 std::vector<PreparedStream<Real>> prepare(const SparseDeltaInputs<Real>& in, int64_t first, int64_t count, Rows rows,
-                                          const InversionPlan* plan) {
+                                          bool starts_at_zero, const InversionPlan* plan) {
   const int32_t W = in.writes, R = in.reads;
   std::vector<PreparedStream<Real>> set(count);
   std::vector<Filled<Real>> filled(count);
@@ -250,6 +340,7 @@ std::vector<PreparedStream<Real>> prepare(const SparseDeltaInputs<Real>& in, int
     out.read_row = allocate<int32_t>(prepared, tokens * R);
     out.factor = allocate<Real>(prepared, factors);
     out.inverse = plan ? allocate<Real>(prepared, factors) : nullptr;
+    out.restore = plan ? allocate<Restore>(prepared, tokens * W) : nullptr;
     out.push = in.slot_rule ? allocate<Real>(prepared, tokens * W) : nullptr;
     Stream<Real>& stream = prepared.stream;
     stream = {};
@@ -264,6 +355,7 @@ std::vector<PreparedStream<Real>> prepare(const SparseDeltaInputs<Real>& in, int
     stream.read_row = out.read_row;
     stream.factor = out.factor;
     stream.inverse = out.inverse;
+    stream.restore = out.restore;
     stream.push = in.slot_rule ? out.push : in.write_weight + cell * W;
     stream.push_stride = in.slot_rule ? W : in.heads * W;
     stream.read_weight = in.read_weight + cell * R;
@@ -281,8 +373,8 @@ std::vector<PreparedStream<Real>> prepare(const SparseDeltaInputs<Real>& in, int
   error.rethrow();
   if (rows == Rows::kSlots) return set;
   parallel_for(count, in.threads, [&](int64_t n) {
-    number_rows(set[n], filled[n], in.slots);
-    if (plan) plan_inversions(set[n], *plan);
+    RowNumbering<Real>(set[n], filled[n], in.slots, rows == Rows::kRecycled, starts_at_zero).run();
+    if (plan) plan_inversions(set[n], filled[n].restore, *plan);
   });
   return set;
 }
@@ -290,8 +382,8 @@ std::vector<PreparedStream<Real>> prepare(const SparseDeltaInputs<Real>& in, int
 template struct SparseDeltaInputs<float>;
 template struct SparseDeltaInputs<double>;
 template std::vector<PreparedStream<float>> prepare(const SparseDeltaInputs<float>&, int64_t, int64_t, Rows,
-                                                    const InversionPlan*);
+                                                    bool, const InversionPlan*);
 template std::vector<PreparedStream<double>> prepare(const SparseDeltaInputs<double>&, int64_t, int64_t, Rows,
-                                                     const InversionPlan*);
+                                                     bool, const InversionPlan*);
 
 }  // namespace sdm

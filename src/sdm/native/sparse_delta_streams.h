@@ -49,7 +49,8 @@ struct InversionPlan {
 
 enum class Rows {
   kSlots,     // rows are the slots themselves: for tables updated in place
-  kCompact,   // rows are the touched slots, numbered as they are first touched
+  kOwn,       // every slot that is born has a row of its own
+  kRecycled,  // rows of slots that left go to slots born later
 };
 
 // One sequence and head, with the arrays that its Stream points into.
@@ -57,19 +58,21 @@ template <class Real>
 struct PreparedStream {
   int64_t sequence, head;
   Stream<Real> stream;
-  int64_t row_count = 0;
+  int64_t row_count = 0;  // of the table, the row of zeros included
   int64_t saved_count = 0;
-  int32_t* touched_slots = nullptr;  // [row_count], ascending
+  int64_t kept_count = 0;
+  int64_t touched_count = 0;
+  int32_t* touched_slots = nullptr;  // [touched_count], ascending; Rows::kOwn only
   int32_t* row_of_slot = nullptr;    // [N], -1 where untouched
   std::vector<std::unique_ptr<Scratch>> memory;
 };
 
 // Prepares the streams [first, first + count). Throws std::out_of_range for an index outside [0, N) and
 // std::invalid_argument for a slot that a token writes twice and for a log_decay above 0 or NaN.
-// plan: null for the forward pass.
+// starts_at_zero: there is no initial state. plan: null for the forward pass.
 template <class Real>
 std::vector<PreparedStream<Real>> prepare(const SparseDeltaInputs<Real>& inputs, int64_t first, int64_t count,
-                                          Rows rows, const InversionPlan* plan);
+                                          Rows rows, bool starts_at_zero, const InversionPlan* plan);
 
 // How many streams to prepare at once: enough for all threads, few enough that preparing needs little memory.
 inline int64_t streams_at_once(int64_t streams, int64_t tasks_per_stream, int threads) {
