@@ -158,13 +158,14 @@ struct Gradients {
   std::vector<Numbers*> all() { return {&write_weight, &value, &beta, &log_decay, &read_weight, &initial}; }
 };
 
+// An empty grad_final: the final state was not used.
 Gradients backward(const Case& c, int threads, const Numbers& error, const Numbers& grad_y, const Numbers& grad_final,
                    const sdm::InversionPlan& plan) {
   Gradients g = {Numbers(c.write_weight.size()), Numbers(c.value.size()),       Numbers(c.beta.size()),
                  Numbers(c.log_decay.size()),    Numbers(c.read_weight.size()), Numbers(c.initial.size())};
   sdm::sparse_delta_backward<double>(
       inputs_of(c, threads), initial_of(c), plan,
-      {error.data(), grad_y.data(), grad_final.data(), g.write_weight.data(), g.value.data(), g.beta.data(),
+      {error.data(), grad_y.data(), grad_final.empty() ? nullptr : grad_final.data(), g.write_weight.data(), g.value.data(), g.beta.data(),
        g.log_decay.data(), g.read_weight.data(), c.has_initial ? g.initial.data() : nullptr});
   return g;
 }
@@ -196,8 +197,16 @@ void test_case(int number) {
   require(deviation(out.final_state, expected.final_state) < 1e-11, name + "final state");
   require(identical(out.y, threaded.y) && identical(out.final_state, threaded.final_state), name + "threads, forward");
 
-  const Numbers grad_y = uniforms(out.y.size(), -1, 1), grad_final = uniforms(out.final_state.size(), -1, 1);
-  const sdm::InversionPlan plans[] = {{3, 1024}, {-1, 1024}, {1, 2}};
+  Numbers y(out.y.size()), y_threaded(out.y.size());
+  sdm::sparse_delta_forward<double>(inputs_of(c, 1), initial_of(c), y.data(), nullptr, nullptr, false);
+  sdm::sparse_delta_forward<double>(inputs_of(c, 3), initial_of(c), y_threaded.data(), nullptr, nullptr, false);
+  require(deviation(y, expected.y) < 1e-11, name + "y without the final state");
+  require(identical(y, y_threaded), name + "threads, forward without the final state");
+
+  const Numbers grad_y = uniforms(out.y.size(), -1, 1);
+  const Numbers grad_final = integer(0, 1) ? uniforms(out.final_state.size(), -1, 1) : Numbers();
+  const int64_t table_bytes = integer(0, 2) ? 0 : int64_t{1} << 20;
+  const sdm::InversionPlan plans[] = {{3, 1024, table_bytes}, {-1, 1024, table_bytes}, {1, 2, table_bytes}};
   const sdm::InversionPlan plan = plans[integer(0, 2)];
   Gradients grad = backward(c, 1, out.error, grad_y, grad_final, plan);
   Gradients grad_threaded = backward(c, 3, out.error, grad_y, grad_final, plan);
@@ -220,7 +229,7 @@ void test_case(int number) {
   }
   const auto loss = [&](const Case& at) {
     const Outputs o = token_loop(at);
-    return dot(o.y, grad_y) + dot(o.final_state, grad_final);
+    return dot(o.y, grad_y) + (grad_final.empty() ? 0 : dot(o.final_state, grad_final));
   };
   const double numeric = (loss(plus) - loss(minus)) / (2 * step);
   require(std::abs(numeric - slope) < 1e-5 * (1 + std::abs(numeric)), name + "gradient");

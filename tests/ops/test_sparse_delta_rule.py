@@ -89,6 +89,27 @@ def test_backend_equals_reference(backend: str, update: str, per_write: bool, sh
 @pytest.mark.usefixtures("poisoned_memory")
 @pytest.mark.parametrize("backend", FAST)
 @pytest.mark.parametrize("update", UPDATES)
+@pytest.mark.parametrize("initial", ["zeros", "shared", "each"])
+def test_without_the_final_state(backend: str, update: str, initial: str) -> None:
+    """Rows whose slots nobody comes back to may be forgotten then; results must not change."""
+    tokens = random_tokens(2, 40, 2, W=5, R=4, N=30, D=40)
+    states = {"zeros": (), "shared": (torch.randn(2, 30, 40).double(),), "each": (torch.randn(2, 2, 30, 40).double(),)}
+
+    def call(name: str) -> Any:
+        def only_y(*inputs: Tensor) -> tuple[Tensor]:
+            state = inputs[7] if len(inputs) > 7 else None
+            y, _ = sparse_delta_rule(*inputs[:7], initial_state=state, num_slots=30, update=update, backend=name)
+            return (y,)
+
+        return only_y
+
+    inputs = (*tokens, *states[initial])
+    assert_close(outputs_and_gradients(call(backend), inputs), outputs_and_gradients(call("reference"), inputs), 1e-12)
+
+
+@pytest.mark.usefixtures("poisoned_memory")
+@pytest.mark.parametrize("backend", FAST)
+@pytest.mark.parametrize("update", UPDATES)
 def test_packed_documents_equal_separate_ones(backend: str, update: str) -> None:
     bounds = [0, 5, 5, 71, 72, 90]
     tokens = random_tokens(1, 90, 2, N=16)

@@ -47,6 +47,31 @@ def reference(**options: Any) -> Any:
 
 
 @pytest.mark.usefixtures("poisoned_memory")
+@pytest.mark.usefixtures("poisoned_memory", "restore_threads")
+@pytest.mark.parametrize("update", UPDATES)
+@pytest.mark.parametrize("initial", [False, True])
+def test_more_slots_than_the_cache_holds(update: str, initial: bool) -> None:
+    """Backward recycles rows then, and must find them again on its way back."""
+    N, D = 30_000, 40
+    tokens = random_tokens(1, 350, 1, W=32, R=32, N=N, D=D)
+    inputs = (*tokens, torch.randn(1, N, D, dtype=torch.float64)) if initial else tuple(tokens)
+
+    def call(backend: str) -> Any:
+        def only_y(*inputs: Tensor) -> tuple[Tensor]:
+            state = inputs[7] if initial else None
+            y, _ = sparse_delta_rule(*inputs[:7], initial_state=state, num_slots=N, update=update, backend=backend)
+            return (y,)
+
+        return only_y
+
+    results = {}
+    for threads in (1, 2):
+        torch.set_num_threads(threads)
+        results[threads] = outputs_and_gradients(call("native"), inputs)
+    assert_identical(results[2], results[1])
+    assert_close(results[1], outputs_and_gradients(call("chunked"), inputs), 1e-12)
+
+
 @pytest.mark.parametrize("update", UPDATES)
 @pytest.mark.parametrize("per_write", [False, True])
 @pytest.mark.parametrize("D", [1, 15, 16, 40, 64, 100, 130])

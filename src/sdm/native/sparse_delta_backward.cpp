@@ -33,7 +33,7 @@ class Backward {
     }
     // Rows that leave must be kept for the way back. That pays where not all of them would stay in the cache.
     const int64_t narrow_table = in_.most_rows() * kSlabWidths[1] * 2 * sizeof(Real);
-    const Rows rows = !grad_.final_state && narrow_table > kTableBytes ? Rows::kRecycled : Rows::kOwn;
+    const Rows rows = !grad_.final_state && narrow_table > plan_.table_bytes ? Rows::kRecycled : Rows::kOwn;
     const int64_t fewest_slabs = (in_.channels + kSlabWidths[0] - 1) / kSlabWidths[0];
     const int64_t wanted = streams_at_once(in_.streams(), std::min(fewest_slabs, kGroups), in_.threads);
     for (int64_t first = 0, count; first < in_.streams(); first += count) {
@@ -52,7 +52,7 @@ class Backward {
   };
 
   Cut cut(const PreparedStream<Real>& prepared) const {
-    const int kind = slab_kind(prepared.row_count, in_.channels, 2 * sizeof(Real));
+    const int kind = slab_kind(prepared.row_count, in_.channels, 2 * sizeof(Real), plan_.table_bytes);
     const int64_t slabs = (in_.channels + kSlabWidths[kind] - 1) / kSlabWidths[kind];
     return {kind, slabs, std::min(slabs, kGroups)};
   }
@@ -134,7 +134,7 @@ class Backward {
       kernels_.replay[kind](stream, args);
       if (grad_.final_state) {
         const RowCopy copy = {
-            prepared.touched_slots, prepared.touched_count, prepared.row_of_slot, args.channels, 0, in_.channels, 2 * S};
+            prepared.touched_slots, prepared.born_count, prepared.row_of_slot, args.channels, 0, in_.channels, 2 * S};
         const int64_t from = state_offset(prepared, true) + args.first_channel;
         kernels_.gather(copy, grad_.final_state + from, args.table + S);
       }

@@ -8,19 +8,23 @@
 
 namespace sdm {
 
-// A table larger than a thread's share of the last cache is cut narrower, and one that fits at no width is cut wide:
-// then the price is the number of visits to memory, not their length.
-int slab_kind(int64_t rows, int64_t channels, int64_t bytes_per_row_and_channel) {
+// A table that fits at no width is cut wide: then the price is the number of visits to memory, not their length.
+int slab_kind(int64_t rows, int64_t channels, int64_t bytes_per_row_and_channel, int64_t limit) {
   const auto bytes = [&](int kind) { return rows * kSlabWidths[kind] * bytes_per_row_and_channel; };
   int kind = 0;
-  while (kind + 1 < kSlabKinds && bytes(kind) > kTableBytes) ++kind;
-  if (bytes(kind) > kTableBytes) kind = 0;
+  while (kind + 1 < kSlabKinds && bytes(kind) > limit) ++kind;
+  if (bytes(kind) > limit) kind = 0;
   // Two slabs at least, where there are channels for it, so that two threads have work.
   while (kind + 1 < kSlabKinds && kSlabWidths[kind] >= channels) ++kind;
   return kind;
 }
 
 namespace {
+
+// What a table may take of the last cache. Small tables leave more of it to everybody else, wide rows make better use of
+// the memory behind it: so tables are small unless most visits go to rows that come from the initial state.
+constexpr int64_t kTableBytes = int64_t{5} << 20, kFreshTableBytes = int64_t{10} << 20;
+constexpr int64_t kVisitsPerRow = 4;
 
 template <class Real>
 class Forward {
@@ -48,7 +52,7 @@ class Forward {
       };
       std::vector<Slab> slabs;
       for (const auto& prepared : set) {
-        const int kind = slab_kind(prepared.row_count, in_.channels, sizeof(Real));
+        const int kind = slab_kind(prepared.row_count, in_.channels, sizeof(Real), table_bytes(prepared.stream));
         for (int64_t c = 0; c < in_.channels; c += kSlabWidths[kind]) slabs.push_back({&prepared, kind, c});
       }
       parallel_for(static_cast<int64_t>(slabs.size()), in_.threads, [&](int64_t task) {
@@ -60,6 +64,12 @@ class Forward {
   }
 
  private:
+  int64_t table_bytes(const Stream<Real>& stream) const {
+    const int64_t visits = stream.tokens * (int64_t{stream.writes} + stream.reads);
+    const bool mostly_fresh = initial_.data && visits < kVisitsPerRow * stream.born_before[stream.tokens];
+    return mostly_fresh ? kFreshTableBytes : kTableBytes;
+  }
+
   int64_t state_offset(const PreparedStream<Real>& prepared, bool per_sequence) const {
     const int64_t table = (per_sequence ? prepared.sequence * in_.heads : 0) + prepared.head;
     return table * in_.slots * in_.channels;
@@ -82,8 +92,8 @@ class Forward {
   void run_slab(const PreparedStream<Real>& prepared, int kind, int64_t first_channel) {
     const int64_t width = kSlabWidths[kind];
     const int64_t channels = std::min(width, in_.channels - first_channel);
-    const RowCopy copy = {prepared.touched_slots, prepared.touched_count, prepared.row_of_slot, channels,
-                          width - channels,       in_.channels,           width};
+    const RowCopy copy = {prepared.touched_slots, prepared.born_count, prepared.row_of_slot, channels,
+                          width - channels,       in_.channels,        width};
     Scratch memory(static_cast<std::size_t>(prepared.row_count * width) * sizeof(Real));
     Real* table = memory.template as<Real>();
     std::fill(table, table + width, Real(0));

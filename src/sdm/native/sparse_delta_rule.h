@@ -155,10 +155,8 @@ template <class Real>
 void sparse_delta_backward(const SparseDeltaInputs<Real>& inputs, const InitialState& initial,
                            const InversionPlan& plan, const SparseDeltaGradients<Real>& grad);
 
-// Tables up to this size share the last cache with those of other threads.
-constexpr int64_t kTableBytes = int64_t{10} << 20;
-
-// How a pass over tables of `rows` rows is cut: the index into kSlabWidths.
-int slab_kind(int64_t rows, int64_t channels, int64_t bytes_per_row_and_channel);
+// How a pass over tables of `rows` rows is cut, so that a table takes no more than `limit` bytes: the index into
+// kSlabWidths.
+int slab_kind(int64_t rows, int64_t channels, int64_t bytes_per_row_and_channel, int64_t limit);
 
 }  // namespace sdm

@@ -212,6 +212,7 @@ class RowNumbering {
     stream.left_row = left_row_;
     stream.kept_before = kept_before_;
     prepared_.row_count = next_;
+    prepared_.born_count = born_;
     prepared_.kept_count = kept_;
     prepared_.row_of_slot = row_of_slot_;
     if (!recycles_) list_touched();
@@ -246,9 +247,10 @@ class RowNumbering {
   void list_touched() {
     // One place more than there are: the loop writes before it knows whether to keep.
     prepared_.touched_slots = allocate<int32_t>(prepared_, int64_t{born_} + 1);
+    int64_t count = 0;
     for (int64_t slot = 0; slot < slots_; ++slot) {
-      prepared_.touched_slots[prepared_.touched_count] = static_cast<int32_t>(slot);
-      prepared_.touched_count += row_of_slot_[slot] != kNowhere;
+      prepared_.touched_slots[count] = static_cast<int32_t>(slot);
+      count += row_of_slot_[slot] != kNowhere;
     }
   }
 

@@ -41,10 +41,11 @@ struct SparseDeltaInputs {
 // Which old rows backward copies instead of recovering them by inverting the write. Inverting amplifies the rounding
 // of a row by 1 / |factor|, so a slot's row is copied when the product of these since its last copy would pass
 // exp(threshold), or after max_inversions inversions. threshold < 0 copies every row; infinity, with a huge
-// max_inversions, copies none.
+// max_inversions, copies none. Tables larger than table_bytes recycle their rows.
 struct InversionPlan {
   double threshold;
   int64_t max_inversions;
+  int64_t table_bytes = int64_t{10} << 20;
 };
 
 enum class Rows {
@@ -61,8 +62,8 @@ struct PreparedStream {
   int64_t row_count = 0;  // of the table, the row of zeros included
   int64_t saved_count = 0;
   int64_t kept_count = 0;
-  int64_t touched_count = 0;
-  int32_t* touched_slots = nullptr;  // [touched_count], ascending; Rows::kOwn only
+  int64_t born_count = 0;
+  int32_t* touched_slots = nullptr;  // [born_count] the slots that were born, ascending; Rows::kOwn only
   int32_t* row_of_slot = nullptr;    // [N], -1 where untouched
   std::vector<std::unique_ptr<Scratch>> memory;
 };
