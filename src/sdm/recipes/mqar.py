@@ -62,7 +62,7 @@ def mqar(
         schedule=ScheduleConfig(steps=steps, warmup=50, decay=2 * steps // 5, shape="cosine"),
         compute=ComputeConfig(threads=1),
         checkpoint=CheckpointConfig(every=300),
-        monitor=MonitorConfig(log_every=25, memory_every=50, validate_every=0, validation_batches=2),
+        monitor=MonitorConfig(log_every=25, memory_every=50, validate_every=0, validation_batches=8),
         # The curriculum makes the task harder as it goes: a loss that rises is no accident.
         guard=GuardConfig(spike=0),
         seed=seed,

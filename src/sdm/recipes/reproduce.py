@@ -30,11 +30,11 @@ def quick_jobs() -> list[Job]:
     """The longest first, so that the two processes end together."""
     sweep = [Job(f"recall-gdn-{lr:g}", mqar.mqar("gdn", lr=lr, steps=600), "recall") for lr in GDN_RATES]
     return [
-        *sweep,
         Job("code-sdm", small_pair.small_code("sdm"), "language"),
         Job("code-gdn", small_pair.small_code("gdn"), "language"),
-        Job("recall-sdm", mqar.mqar("sdm", steps=600), "recall"),
         Job("recall-attention", mqar.mqar("full_attention", steps=600), "recall"),
+        *sweep,
+        Job("recall-sdm", mqar.mqar("sdm", steps=600), "recall"),
     ]
 
 
