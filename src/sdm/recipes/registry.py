@@ -17,7 +17,7 @@ RECIPES: dict[str, Callable[[], TrainConfig]] = {
     "tiny-text": tiny_text,
     "mqar": mqar,
     "mqar-gdn": partial(mqar, "gdn", lr=5e-3),
-    "mqar-attention": partial(mqar, "full_attention"),
+    "mqar-attention": partial(mqar, "full_attention", lr=1.5e-3),
     "long-context": long_context,
     **{
         f"ladder-{level}" + ("" if kind == "sdm" else f"-{name}"): partial(ladder_run, level, kind)
