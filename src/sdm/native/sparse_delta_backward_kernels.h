@@ -118,8 +118,10 @@ SDM_INLINE void backward_slab(const Stream<Real>& stream, const BackwardSlab<Rea
   for (int64_t t = stream.tokens - 1; t >= 0; --t) {
     const int32_t* write_row = stream.write_row + t * W;
     const int32_t* read_row = stream.read_row + t * R;
-    using Rows = Ahead<Real, 2 * S * static_cast<int>(sizeof(Real))>;
-    const Rows writes = {table, 2 * S, write_row, W}, next_reads = {table, 2 * S, read_row - R, t > 0 ? R : 0};
+    // Each loop asks for what the next one needs: the gradients of the written rows, their memory, the rows read before.
+    constexpr int kBytes = S * static_cast<int>(sizeof(Real));
+    const Ahead<Real, kBytes> gradients = {table + S, 2 * S, write_row, W}, memories = {table, 2 * S, write_row, W};
+    const Ahead<Real, 2 * kBytes> next_reads = {table, 2 * S, read_row - R, t > 0 ? R : 0};
     const Restore* restore = stream.restore + t * W;
     const Real* push = stream.push + t * stream.push_stride;
     const Real* factor = stream.factor + (PerWrite ? t * W : t);
@@ -137,7 +139,7 @@ SDM_INLINE void backward_slab(const Stream<Real>& stream, const BackwardSlab<Rea
     for (int j = 0; j < R; ++j) {
       Real* memory = table + int64_t{read_row[j]} * (2 * S);
       Real* gradient = memory + S;
-      writes.fetch(j);
+      gradients.fetch(j);
       const Vector<Real> q = broadcast<Real>(read_weight[j]);
       Vector<Real> dot = {};
       for (int v = 0; v < T::V; ++v) {
@@ -146,13 +148,14 @@ SDM_INLINE void backward_slab(const Stream<Real>& stream, const BackwardSlab<Rea
       }
       store(lanes + j * L, dot);
     }
-    writes.fetch_from(R);
+    gradients.fetch_from(R);
     sum_each<Real>(lanes, R, slab.accumulate, partial + W);
 
     const T u = pushed<Real, S, Retrieves>(stream, slab, t, at);
     T du = {};
     for (int i = 0; i < W; ++i) {
       const Real* gradient = table + int64_t{write_row[i]} * (2 * S) + S;
+      memories.fetch(i);
       const Vector<Real> k = broadcast<Real>(push[i]);
       Vector<Real> dot = {};
       for (int v = 0; v < T::V; ++v) {
