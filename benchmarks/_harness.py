@@ -116,12 +116,15 @@ def _processor() -> str:
     return next((line.split(":", 1)[1].strip() for line in lines if line.startswith("model name")), platform.machine())
 
 
-def update_bandwidth(megabytes: int = 512, repeats: int = 5) -> float:
-    """Bytes per second, read and written together, of an in-place update of memory far larger than the cache."""
+def in_place_update(megabytes: int = 512) -> tuple[int, Callable[[], object]]:
+    """An in-place update of memory far larger than the cache: how many bytes it reads and writes, and a call of it."""
     table = torch.ones(megabytes * 2**20 // 4)
-    best = float("inf")
-    for _ in range(repeats):
-        before = time.perf_counter()
-        table.mul_(0.5)
-        best = min(best, time.perf_counter() - before)
-    return 2 * table.numel() * 4 / best
+    return 2 * table.nbytes, lambda: table.mul_(0.5)
+
+
+def peak_memory() -> int:
+    """Bytes of this process at its peak. Not ru_maxrss, which a child inherits from the process that starts it."""
+    for line in Path("/proc/self/status").read_text().splitlines():
+        if line.startswith("VmHWM:"):
+            return int(line.split()[1]) * 1024
+    raise SystemExit("peak memory is read from /proc/self/status, which this system does not have")

@@ -9,7 +9,6 @@ global layer is the only difference. The vocabulary is small, so that the layers
 from __future__ import annotations
 
 import json
-import resource
 import subprocess
 import sys
 from collections.abc import Callable
@@ -20,7 +19,7 @@ from torch import Tensor
 from transformers.models.qwen3_next.modeling_qwen3_next import torch_chunk_gated_delta_rule
 
 import sdm
-from _harness import Ratio, check_close, report, time_interleaved
+from _harness import Ratio, check_close, peak_memory, report, time_interleaved
 from sdm.layers import GatedDeltaNet
 
 VOCABULARY = 1024
@@ -129,7 +128,7 @@ def bench_train() -> None:
     with torch.no_grad():
         logits = [models[name](ids, use_cache=False).logits for name in ("gdn", "gdn, transformers")]
     check_close("the two GDN hybrids", *logits, 1e-3)
-    times = time_interleaved({name: training_step(model, ids) for name, model in models.items()}, seconds=20)
+    times = time_interleaved({name: training_step(model, ids) for name, model in models.items()}, seconds=80)
     ratios = [
         Ratio("training step, SDM / GDN on transformers' op", times["sdm"] / times["gdn, transformers"], 0.95),
         Ratio("training step, SDM / GDN on our op", times["sdm"] / times["gdn"], 1.15),
@@ -148,13 +147,12 @@ def bench_prefill() -> None:
     report("hybrid_models_prefill", [ratio], times)
 
 
-def peak_memory(kind: str) -> None:
+def print_peak(kind: str) -> None:
     """Prints the peak of this process: what the model needs before it reads, and after 64k tokens."""
     model = hybrid(kind)
-    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+    before = peak_memory()
     cache = read(model, 65_536)
-    after = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
-    print(json.dumps({"model": before, "peak": after, "cache": cache.nbytes}))
+    print(json.dumps({"model": before, "peak": peak_memory(), "cache": cache.nbytes}))
 
 
 def bench_memory() -> None:
@@ -172,7 +170,7 @@ BENCHMARKS = {"decode": bench_decode, "train": bench_train, "prefill": bench_pre
 
 if __name__ == "__main__":
     if sys.argv[1:2] == ["peak"]:
-        peak_memory(sys.argv[2])
+        print_peak(sys.argv[2])
     else:
         for name in sys.argv[1:] or BENCHMARKS:
             torch.manual_seed(0)

@@ -8,7 +8,6 @@ and one step on a sequence of 131072 tokens, its peak memory and its time per to
 
 from __future__ import annotations
 
-import resource
 import subprocess
 import sys
 import tempfile
@@ -17,7 +16,7 @@ from pathlib import Path
 
 import torch
 
-from _harness import Ratio, report, time_interleaved
+from _harness import Ratio, peak_memory, report, time_interleaved
 from sdm.data import Batches, CorpusConfig, MQARConfig
 from sdm.models import SDMForCausalLM
 from sdm.training import (
@@ -89,7 +88,7 @@ def long_step(length: int) -> None:
             trainer.train_step()
             times.append(time.perf_counter() - start)
         trainer.close()
-    print(min(times), resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024)
+    print(min(times), peak_memory())
 
 
 def run_long_step(length: int) -> tuple[float, float]:
