@@ -256,3 +256,17 @@ def test_state_over_two_to_the_31_elements_is_addressed_in_64_bits() -> None:
     y = sparse_delta_step_native_(state, last, weight, value, gate, -gate, last, weight)
     expected = sparse_delta_step_native_(small, last - (N - 2), weight, value, gate, -gate, last - (N - 2), weight)
     assert_identical([y, state[:, :, N - 2 :]], [expected, small])
+
+
+def test_initial_state_over_two_to_the_31_elements() -> None:
+    """The same for a sequence, in float32."""
+    D, spread = 1024, 215_000
+    N = 10 * spread + 1
+    small = random_tokens(1, 40, 1, W=4, R=4, N=11, D=D, dtype=torch.float32)
+    large = small._replace(write_index=small.write_index * spread, read_index=small.read_index * spread)
+    assert int(large.write_index.max()) * D > 2**31
+    state = torch.empty(1, N, D)
+    state[:, ::spread] = torch.randn(1, 11, D)
+    y, _ = sparse_delta_rule_native(*large, state, N, output_final_state=False)
+    expected, _ = sparse_delta_rule_native(*small, state[:, ::spread].contiguous(), 11, output_final_state=False)
+    assert_identical([y], [expected])
