@@ -20,7 +20,7 @@ from sdm.training import (
 from sdm.training.model_config import LayerType
 
 DEVIATIONS = (
-    "d = 64, four blocks (local, local, global, local) and a window of 16 instead of the ladder; 1.7M tokens of code",
+    "d = 64, four blocks (local, local, global, local) and a window of 16 instead of the ladder; 1.5M tokens of code",
     "keys of SDM and GDN come from the previous token (a shift), and GDN has no short convolution then",
     "W_q is initialised equal to W_k in SDM and GDN",
     "weights are initialised at a standard deviation of 0.1; M0 starts at 0.002; SDM has N = 256, W = R = 16",
@@ -28,7 +28,7 @@ DEVIATIONS = (
 )
 
 
-def small_code(global_layer: LayerType = "sdm", lr: float = 5e-3, steps: int = 420, seed: int = 0) -> TrainConfig:
+def small_code(global_layer: LayerType = "sdm", lr: float = 5e-3, steps: int = 360, seed: int = 0) -> TrainConfig:
     """One of the pair."""
     return TrainConfig(
         model=ModelConfig(
