@@ -36,7 +36,7 @@ class DensePeer(sdm.SparseDeltaMemory):
             projection(x).unflatten(-1, (heads, -1)) for projection in (self.query_proj, self.key_proj, self.value_proj)
         )
         beta = torch.sigmoid(self.beta_proj(x))
-        _, log_decay = decay_gate(x, self.decay_proj.weight, self.decay_bias, self.decay_log_rate)
+        _, log_decay = decay_gate(self.decay_proj(x), self.decay_bias, self.decay_log_rate)
         gates = (gate.expand(*x.shape[:2], heads) for gate in (log_decay, beta))
         y = torch_chunk_gated_delta_rule(query, key, value, *gates, use_qk_l2norm_in_kernel=True)[0]
         return self._output(x, y.flatten(-2).unflatten(-1, (self.num_heads, -1)))

@@ -73,10 +73,12 @@ def test_trainer(tmp_path: Path, accumulation: int) -> None:
     assert_identical([loaded(ids).logits], [model.eval()(ids).logits])
 
 
-def test_lora(tmp_path: Path) -> None:
+@pytest.mark.parametrize("kind", ["sdm", "gdn", "mamba2"])
+def test_lora(kind: str, tmp_path: Path) -> None:
+    """Every projection is adapted, those of the gates too, and each counts."""
     peft = pytest.importorskip("peft")
-    base = tiny_model("sdm")
-    projections = ["query_proj", "key_proj", "value_proj", "gate_proj", "out_proj"]
+    base = tiny_model(kind)
+    projections = ["query_proj", "key_proj", "value_proj", "beta_proj", "decay_proj", "gate_proj", "out_proj"]
     config = peft.LoraConfig(r=2, target_modules=projections, task_type="CAUSAL_LM", init_lora_weights=False)
     model = peft.get_peft_model(base, config)
     ids = tokens(2, 9)

@@ -14,7 +14,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from sdm.layers.gates import decay_gate, float32_linear, reset_decay
+from sdm.layers.gates import Float32Linear, decay_gate, reset_decay
 from sdm.layers.interface import check_input, check_one_of, check_positive, check_state, default_heads
 from sdm.layers.recurrent_state import RecurrentState
 from sdm.layers.short_convolution import ShortConvolution
@@ -76,8 +76,8 @@ class GatedDeltaNet(nn.Module):
         self.key_proj = nn.Linear(hidden_size, key_size, bias=False)
         self.value_proj = nn.Linear(hidden_size, hidden_size, bias=False)
         self.conv = ShortConvolution(2 * key_size + hidden_size, conv_size) if conv_size else None
-        self.beta_proj = nn.Linear(hidden_size, self.num_heads, bias=False)
-        self.decay_proj = nn.Linear(hidden_size, self.num_heads, bias=False)
+        self.beta_proj = Float32Linear(hidden_size, self.num_heads, bias=False)
+        self.decay_proj = Float32Linear(hidden_size, self.num_heads, bias=False)
         self.decay_log_rate = nn.Parameter(torch.empty(self.num_heads))  # log A
         self.decay_bias = nn.Parameter(torch.empty(self.num_heads))  # b_dt
         self.gate_proj = nn.Linear(hidden_size, hidden_size, bias=False)
@@ -180,8 +180,8 @@ class GatedDeltaNet(nn.Module):
         return query * self.key_dim**-0.5, key, value.unflatten(-1, (self.num_heads, self.head_dim))
 
     def _gates(self, x: Tensor, valid: Tensor | None) -> tuple[Tensor, Tensor]:
-        beta = torch.sigmoid(float32_linear(x, self.beta_proj.weight))
-        _, log_decay = decay_gate(x, self.decay_proj.weight, self.decay_bias, self.decay_log_rate)
+        beta = torch.sigmoid(self.beta_proj(x))
+        _, log_decay = decay_gate(self.decay_proj(x), self.decay_bias, self.decay_log_rate)
         if valid is not None:
             beta, log_decay = beta * valid.unsqueeze(-1), log_decay * valid.unsqueeze(-1)
         return beta, log_decay

@@ -12,19 +12,24 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 
-def float32_linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
-    """A projection in float32, or float64 if the input is; autocast does not lower it."""
-    dtype = torch.promote_types(x.dtype, torch.float32)
-    x, weight, bias = x.to(dtype), weight.to(dtype), None if bias is None else bias.to(dtype)
-    if not torch.is_autocast_enabled(x.device.type):
-        return F.linear(x, weight, bias)
-    with torch.autocast(x.device.type, enabled=False):
-        return F.linear(x, weight, bias)
+class Float32Linear(nn.Linear):
+    """A projection in float32 (float64 if the input is), whatever the dtype of its weight; autocast does not lower it.
+
+    It is a module of its own, and not a function of the weight, so that adapters such as LoRA find it and count.
+    """
+
+    def forward(self, x: Tensor) -> Tensor:
+        dtype = torch.promote_types(x.dtype, torch.float32)
+        x, weight, bias = x.to(dtype), self.weight.to(dtype), None if self.bias is None else self.bias.to(dtype)
+        if not torch.is_autocast_enabled(x.device.type):
+            return F.linear(x, weight, bias)
+        with torch.autocast(x.device.type, enabled=False):
+            return F.linear(x, weight, bias)
 
 
-def decay_gate(x: Tensor, weight: Tensor, bias: Tensor, log_rate: Tensor) -> tuple[Tensor, Tensor]:
-    """The time step softplus(W x + b) and the log decay -A times it, each [...,H]."""
-    step = F.softplus(float32_linear(x, weight, bias))
+def decay_gate(projected: Tensor, bias: Tensor, log_rate: Tensor) -> tuple[Tensor, Tensor]:
+    """The time step softplus(W x + b) of a projection W x and the log decay -A times it, each [...,H]."""
+    step = F.softplus(projected + bias.to(projected.dtype))
     return step, -log_rate.to(step.dtype).exp() * step
 
 

@@ -9,7 +9,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from sdm.layers.gates import decay_gate, reset_decay
+from sdm.layers.gates import Float32Linear, decay_gate, reset_decay
 from sdm.layers.interface import check_input, check_one_of, check_positive, check_state, default_heads
 from sdm.layers.recurrent_state import RecurrentState
 from sdm.layers.short_convolution import ShortConvolution
@@ -62,7 +62,7 @@ class Mamba2(nn.Module):
         self.key_proj = nn.Linear(hidden_size, key_size, bias=False)
         self.query_proj = nn.Linear(hidden_size, key_size, bias=False)
         self.conv = ShortConvolution(hidden_size + 2 * key_size, conv_size, bias=True)
-        self.decay_proj = nn.Linear(hidden_size, self.num_heads, bias=False)
+        self.decay_proj = Float32Linear(hidden_size, self.num_heads, bias=False)
         self.decay_log_rate = nn.Parameter(torch.empty(self.num_heads))  # log A
         self.decay_bias = nn.Parameter(torch.empty(self.num_heads))  # b_dt
         self.skip = nn.Parameter(torch.empty(self.num_heads))  # D
@@ -156,7 +156,7 @@ class Mamba2(nn.Module):
 
     def _gates(self, x: Tensor, valid: Tensor | None) -> tuple[Tensor, Tensor]:
         """The time step is the strength of the write: beta, log_decay."""
-        beta, log_decay = decay_gate(x, self.decay_proj.weight, self.decay_bias, self.decay_log_rate)
+        beta, log_decay = decay_gate(self.decay_proj(x), self.decay_bias, self.decay_log_rate)
         if valid is not None:
             beta, log_decay = beta * valid.unsqueeze(-1), log_decay * valid.unsqueeze(-1)
         return beta, log_decay

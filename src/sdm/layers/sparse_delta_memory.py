@@ -11,7 +11,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from sdm.layers.gates import decay_gate, float32_linear, reset_decay
+from sdm.layers.gates import Float32Linear, decay_gate, reset_decay
 from sdm.layers.interface import check_input, check_mask, check_one_of, check_positive
 from sdm.layers.masked_batch_norm import MaskedBatchNorm
 from sdm.ops import product_key_topk, sparse_delta_rule, sparse_delta_step_
@@ -98,8 +98,8 @@ class SparseDeltaMemory(nn.Module):
         self.query_proj = nn.Linear(hidden_size, num_heads * score_size, bias=False)
         self.key_proj = nn.Linear(hidden_size, num_heads * score_size, bias=False)
         self.value_proj = nn.Linear(hidden_size, hidden_size, bias=False)
-        self.beta_proj = nn.Linear(hidden_size, num_heads, bias=False)
-        self.decay_proj = nn.Linear(hidden_size, num_heads, bias=False)
+        self.beta_proj = Float32Linear(hidden_size, num_heads, bias=False)
+        self.decay_proj = Float32Linear(hidden_size, num_heads, bias=False)
         self.decay_log_rate = nn.Parameter(torch.empty(num_heads))  # log A
         self.decay_bias = nn.Parameter(torch.empty(num_heads))  # b_dt
         self.query_norm = nn.RMSNorm(score_size // 2, eps=norm_eps) if normalize_scores else None
@@ -197,8 +197,8 @@ class SparseDeltaMemory(nn.Module):
             read_weight, read_index = self._address(query, self.num_reads)
             write_weight, write_index = self._address(key, self.num_writes)
         value = self.value_proj(x).unflatten(-1, (self.num_heads, self.head_dim))
-        beta = torch.sigmoid(float32_linear(x, self.beta_proj.weight))
-        _, log_decay = decay_gate(x, self.decay_proj.weight, self.decay_bias, self.decay_log_rate)
+        beta = torch.sigmoid(self.beta_proj(x))
+        _, log_decay = decay_gate(self.decay_proj(x), self.decay_bias, self.decay_log_rate)
         if mask is not None:
             beta, log_decay = beta * mask.unsqueeze(-1), log_decay * mask.unsqueeze(-1)
         if self.decay_per_write:
