@@ -106,17 +106,7 @@ class GatedDeltaNet(nn.Module):
     ) -> Tensor | tuple[Tensor, RecurrentState]:
         """Mix a stretch of tokens, as every `sdm.layers.interface.SequenceLayer` does.
 
-        Args:
-            x: [B,T,hidden_size].
-            state: what to continue from, one entry per row (per document with cu_seqlens); None starts anew. It is
-                not changed.
-            return_state: also return the state after the last token.
-            attention_mask: [B,T], zero or False on padding. Padding leaves the state as it is and gives zeros.
-            cu_seqlens: [documents + 1] offsets of documents packed into one row (B = 1).
-            key_input: [B,T,hidden_size], what the keys are projected from instead of x.
-
-        Returns:
-            y [B,T,hidden_size], or (y, state).
+        key_input [B,T,hidden_size]: what the keys are projected from instead of x.
         """
         check_input(x, self.hidden_size)
         streams = streams_of(x, attention_mask, cu_seqlens)
