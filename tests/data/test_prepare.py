@@ -46,7 +46,7 @@ def test_a_disk_that_cannot_be_written(make_source: Make, tmp_path: Path, monkey
     def full(path: Path, data: bytes) -> None:
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr("sdm.data.shards.write_synced", full)
+    monkeypatch.setattr("sdm.data.shards.write_bytes", full)
     with pytest.raises(DataError, match=r"cannot be written to .* No space left"):
         prepare_tokens(make_source(TEXTS), ByteTokenizer(), cache_dir=tmp_path)
     assert list((tmp_path / "tokens").iterdir()) == []

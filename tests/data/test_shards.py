@@ -7,8 +7,8 @@ import pytest
 import torch
 
 from sdm.data import ByteTokenizer, DataError, TokenStore
-from sdm.data.files import new_folder
 from sdm.data.shards import TokenWriter
+from sdm.files import new_folder
 
 TEXTS = ["first", "", "x" * 100, "ü", "last document"]
 Make = Callable[..., TokenStore]

@@ -62,7 +62,7 @@ def test_full_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         store.save(2, TENSORS, {})
     assert [path.name for path in tmp_path.iterdir()] == ["step-00000001"]
     verify(store.path(1))
-    monkeypatch.setattr(module, "write_synced", full)
+    monkeypatch.setattr(module, "write_json", full)
     with pytest.raises(CheckpointError, match="No space left"):
         store.save(2, TENSORS, {})
 

@@ -10,6 +10,7 @@ matplotlib.use("Agg")
 import matplotlib.pyplot as plt
 from matplotlib.figure import Figure
 
+from sdm.files import new_file
 from sdm.models import ladder
 from sdm.models.cost import layer_cost
 
@@ -53,5 +54,6 @@ def draw(name: str, path: Path) -> None:
     """Draw a figure of `FIGURES` into a file; the suffix of its name says which format."""
     figure = FIGURES[name]()
     path.parent.mkdir(parents=True, exist_ok=True)
-    figure.savefig(path, dpi=160)
+    with new_file(path) as temporary:
+        figure.savefig(temporary, dpi=160)
     plt.close(figure)

@@ -12,6 +12,8 @@ import matplotlib.pyplot as plt
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
+from sdm.files import new_file
+
 COLORS = ("tab:purple", "tab:gray", "tab:green", "tab:orange", "tab:blue", "tab:red")
 
 
@@ -32,9 +34,9 @@ def recall_figure(accuracy: Mapping[str, Mapping[int, float]], trained_to: int) 
 
 def position_figure(bins: Mapping[str, Sequence[tuple[int, int, float, float]]]) -> Figure:
     """Negative log-likelihood against position; each bin is (start, stop, mean, standard error)."""
-    figure, axes = _axes("position in the document (tokens)", "nats per token, held-out code")
+    figure, axes = _axes("position in the document (tokens)", "nats per token, held-out code (± standard error)")
     for color, (name, rows) in zip(COLORS, bins.items(), strict=False):
-        middle = [(max(start, 1) * stop) ** 0.5 for start, stop, _, _ in rows]
+        middle = [(start + stop) / 2 for start, stop, _, _ in rows]
         means, errors = [row[2] for row in rows], [row[3] for row in rows]
         axes.errorbar(middle, means, errors, fmt="o-", color=color, capsize=3, label=name)
     _doubling(axes, sorted({stop for rows in bins.values() for _, stop, _, _ in rows}))
@@ -57,7 +59,8 @@ def slot_use_figure(series: Mapping[str, Sequence[tuple[int, float, float]]]) ->
 
 def save(figure: Figure, path: Path) -> Path:
     path.parent.mkdir(parents=True, exist_ok=True)
-    figure.savefig(path, dpi=150)
+    with new_file(path) as temporary:
+        figure.savefig(temporary, dpi=150)
     plt.close(figure)
     return path
 

@@ -12,12 +12,12 @@ from typing import Any
 
 from sdm.data.bpe import train_bpe
 from sdm.data.errors import DataError
-from sdm.data.files import new_folder
 from sdm.data.randomness import hash_of
 from sdm.data.shards import FORMAT, TokenStore, TokenWriter
 from sdm.data.sources import Source
 from sdm.data.splits import SPLITS, split_documents
 from sdm.data.tokenization import Tokenizer, load_tokenizer
+from sdm.files import new_folder
 
 BPE = "bpe:"
 BPE_BYTES = 8_000_000  # more text hardly changes a small vocabulary

@@ -26,8 +26,8 @@ import torch
 from torch import Tensor
 
 from sdm.data.errors import DataError
-from sdm.data.files import write_synced
 from sdm.data.tokenization import Tokenizer
+from sdm.files import write_bytes, write_json
 
 FORMAT = 1
 SHARD_TOKENS = 2**28
@@ -67,7 +67,7 @@ class TokenWriter:
             with shard.path.open("rb+") as file:
                 os.fsync(file.fileno())
         offsets = self._offsets.tobytes()
-        write_synced(self._folder / "documents.bin", offsets)
+        write_bytes(self._folder / "documents.bin", offsets)
         manifest = {
             "format": FORMAT,
             "dtype": self._dtype,
@@ -84,7 +84,7 @@ class TokenWriter:
                 for shard in self._shards
             ],
         }
-        write_synced(self._folder / "manifest.json", (json.dumps(manifest, indent=2) + "\n").encode())
+        write_json(self._folder / "manifest.json", manifest)
 
 
 class _Shard:

@@ -15,8 +15,8 @@ from tokenizers import decoders, models, pre_tokenizers
 from torch import Tensor
 
 from sdm.data.errors import DataError
-from sdm.data.files import write_synced
 from sdm.data.words import WordCache
+from sdm.files import write_bytes, write_json
 
 END_OF_TEXT = "<|endoftext|>"
 # What tokenizers call the token between documents, tried where no tokenizer_config.json says it.
@@ -93,8 +93,8 @@ class HFTokenizer:
 
     def save(self, folder: Path) -> None:
         folder.mkdir(parents=True, exist_ok=True)
-        write_synced(folder / "tokenizer.json", self._tokenizer.to_str(pretty=True).encode())
-        write_synced(folder / "tokenizer_config.json", (json.dumps(self._config, indent=2) + "\n").encode())
+        write_bytes(folder / "tokenizer.json", self._tokenizer.to_str(pretty=True).encode())
+        write_json(folder / "tokenizer_config.json", self._config)
 
 
 class ByteTokenizer:

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import contextlib
 import hashlib
 import json
 import os
-import tempfile
 from dataclasses import asdict
 from os import PathLike
 from pathlib import Path
@@ -17,6 +15,7 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor
 
+from sdm.files import new_file
 from sdm.models.fingerprint import Fingerprint
 
 FORMAT = "sdm-memory-state"
@@ -30,7 +29,6 @@ def write(
     length: int,
     pending: tuple[int, ...],
 ) -> None:
-    """Write under a temporary name, flush to the disk, then rename: a reader never sees half a file."""
     path = Path(path)
     tensors = {name: x.detach().cpu().contiguous() for name, x in tensors.items()}
     header = {
@@ -40,18 +38,8 @@ def write(
         "model": asdict(model_id),
         "sha256": _digest(tensors),
     }
-    handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.", suffix=".tmp")
-    os.close(handle)
-    try:
+    with new_file(path) as temporary:
         save_file(tensors, temporary, metadata={"format": FORMAT, "header": json.dumps(header)})
-        with open(temporary, "rb+") as file:
-            os.fsync(file.fileno())
-        os.replace(temporary, path)
-    except BaseException:
-        with contextlib.suppress(FileNotFoundError):
-            os.unlink(temporary)
-        raise
-    _sync_directory(path.parent)
 
 
 def read(path: str | PathLike[str], model_id: Fingerprint) -> tuple[dict[str, Tensor], int, list[int]]:
@@ -120,13 +108,3 @@ def _digest(tensors: dict[str, Tensor]) -> str:
 
 def _error(path: str | PathLike[str], reason: str) -> ValueError:
     return ValueError(f"cannot load the state file {os.fspath(path)!r}: {reason}")
-
-
-def _sync_directory(path: Path) -> None:
-    # The rename itself is durable only when the directory is; not every system can open one.
-    with contextlib.suppress(OSError):
-        handle = os.open(path, os.O_RDONLY)
-        try:
-            os.fsync(handle)
-        finally:
-            os.close(handle)

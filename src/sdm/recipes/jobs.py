@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
+from sdm.files import write_json
 from sdm.training import TrainConfig
 from sdm.training.config_file import from_json, to_json
 from sdm.training.monitor import read_metrics
@@ -63,7 +64,7 @@ def run_jobs(
 def _start(job: Job, folder: Path) -> subprocess.Popen[bytes]:
     folder.mkdir(parents=True, exist_ok=True)
     description = {"name": job.name, "config": to_json(job.config), "measure": job.measure}
-    (folder / JOB).write_text(json.dumps(description, indent=2) + "\n", encoding="utf-8")
+    write_json(folder / JOB, description)
     with (folder / LOG).open("ab") as log:
         return subprocess.Popen([sys.executable, "-m", "sdm.recipes.jobs", str(folder)], stdout=log, stderr=log)
 
@@ -81,9 +82,7 @@ def main(folder: Path) -> None:
     config = from_json(TrainConfig, description["config"])
     Trainer(config, folder).run()
     result = measure(description["measure"], config, folder)
-    temporary = folder / f".{RESULT}"
-    temporary.write_text(json.dumps(result, indent=2) + "\n", encoding="utf-8")
-    temporary.replace(folder / RESULT)
+    write_json(folder / RESULT, result)
 
 
 if __name__ == "__main__":

@@ -7,7 +7,6 @@ language models of code, compared by position in held-out documents.
 
 from __future__ import annotations
 
-import json
 import sys
 import time
 from pathlib import Path
@@ -17,6 +16,7 @@ from rich.console import Console
 from rich.table import Table
 
 from sdm.analysis.run_figures import position_figure, recall_figure, save, slot_use_figure
+from sdm.files import write_json
 from sdm.recipes import mqar, small_pair
 from sdm.recipes.jobs import Job, JobFailed, run_jobs
 from sdm.recipes.measure import PAIRS
@@ -94,7 +94,7 @@ def report(results: dict[str, dict[str, Any]], output: Path, console: Console) -
     ]
     deviations = {"recall": mqar.DEVIATIONS, "code": small_pair.DEVIATIONS}
     content = {"results": results, "best_gdn": best, "deviations": deviations}
-    (output / "results.json").write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")
+    write_json(output / "results.json", content)
     console.print("figures:", *map(str, paths), sep="\n  ")
 
 

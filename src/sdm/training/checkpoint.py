@@ -27,7 +27,7 @@ from torch import Tensor
 from torch.distributed.checkpoint.api import CheckpointException
 from torch.distributed.checkpoint.hf_storage import HuggingFaceStorageReader, HuggingFaceStorageWriter
 
-from sdm.data.files import new_folder, write_synced
+from sdm.files import new_folder, write_json
 from sdm.training.errors import TrainingError
 
 FORMAT = 1
@@ -58,9 +58,9 @@ class CheckpointStore:
         try:
             with new_folder(path) as temporary:
                 _save_tensors(temporary, tensors)
-                write_synced(temporary / STATE, json.dumps({"format": FORMAT, "step": step} | state).encode())
+                write_json(temporary / STATE, {"format": FORMAT, "step": step} | state)
                 entries = {file.name: _entry(file) for file in sorted(temporary.iterdir())}
-                write_synced(temporary / MANIFEST, (json.dumps(entries, indent=2) + "\n").encode())
+                write_json(temporary / MANIFEST, entries)
         except (OSError, CheckpointException, SafetensorError) as error:
             newest = max(self.steps(), default=None)
             kept = "there is no older one" if newest is None else f"step {newest} is the newest complete one"

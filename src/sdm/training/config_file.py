@@ -9,6 +9,7 @@ import typing
 from pathlib import Path
 from typing import Any, TypeVar
 
+from sdm.files import write_json
 from sdm.training.config import TrainConfig
 from sdm.training.errors import TrainingError
 
@@ -39,7 +40,7 @@ def from_json(kind: type[_T], values: Any, name: str = "config") -> _T:
 
 
 def write_config(path: Path, config: TrainConfig) -> None:
-    path.write_text(json.dumps(to_json(config), indent=2) + "\n", encoding="utf-8")
+    write_json(path, to_json(config))
 
 
 def read_config(path: Path) -> TrainConfig:

@@ -11,9 +11,9 @@ from pathlib import Path
 from torch import Tensor
 from transformers.utils import logging
 
-from sdm.data.files import new_folder
 from sdm.data.loader import open_data
 from sdm.data.tokenization import Tokenizer, load_tokenizer
+from sdm.files import new_folder
 from sdm.models import SDMConfig, SDMForCausalLM
 from sdm.training.checkpoint import CheckpointStore
 from sdm.training.config_file import read_config
@@ -31,8 +31,12 @@ def export_model(model: SDMForCausalLM, tokenizer: Tokenizer | None, folder: Pat
         model.save_pretrained(temporary)
         if tokenizer is not None:
             tokenizer.save(temporary)
-    shutil.rmtree(folder, ignore_errors=True)
+    older = folder.with_name(f".{folder.name}-old")
+    shutil.rmtree(older, ignore_errors=True)
+    if folder.exists():
+        folder.rename(older)
     fresh.rename(folder)
+    shutil.rmtree(older, ignore_errors=True)
     return folder
 
 

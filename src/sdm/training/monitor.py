@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Protocol
 
+from sdm.files import write_bytes
 from sdm.training.config import MonitorConfig
 from sdm.training.errors import TrainingError
 
@@ -41,9 +42,7 @@ class Monitor:
         lines = self._path.read_text(encoding="utf-8").splitlines()
         kept = [line for line in lines if _step_of(line) <= step]
         if len(kept) < len(lines):
-            temporary = self._path.with_suffix(".tmp")
-            temporary.write_text("".join(f"{line}\n" for line in kept), encoding="utf-8")
-            temporary.replace(self._path)
+            write_bytes(self._path, "".join(f"{line}\n" for line in kept).encode())
 
     def log(self, step: int, metrics: Metrics) -> None:
         with self._path.open("a", encoding="utf-8") as file:

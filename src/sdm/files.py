@@ -3,19 +3,40 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import os
+import secrets
 import shutil
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 
-def write_synced(path: Path, data: bytes) -> None:
-    """Write a file and wait until the disk has it."""
-    with path.open("wb") as file:
-        file.write(data)
-        file.flush()
-        os.fsync(file.fileno())
+@contextlib.contextmanager
+def new_file(path: Path) -> Iterator[Path]:
+    """A temporary name that becomes `path` when the block ends well; when it does not, nothing is left of it.
+
+    It has the suffix of `path`, and is on the disk before it takes the name.
+    """
+    temporary = path.with_name(f".{secrets.token_hex(4)}-{path.name}")
+    try:
+        yield temporary
+        with temporary.open("rb+") as file:
+            os.fsync(file.fileno())
+        temporary.replace(path)
+        _sync_folder(path.parent)
+    finally:
+        temporary.unlink(missing_ok=True)
+
+
+def write_bytes(path: Path, data: bytes) -> None:
+    with new_file(path) as temporary:
+        temporary.write_bytes(data)
+
+
+def write_json(path: Path, value: Any) -> None:
+    write_bytes(path, (json.dumps(value, indent=2) + "\n").encode())
 
 
 @contextlib.contextmanager
