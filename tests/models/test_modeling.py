@@ -53,6 +53,9 @@ def test_packed_documents_are_apart(model: sdm.SDMForCausalLM) -> None:
     # transformers tells packed documents apart by positions that start anew.
     positions = torch.cat([torch.arange(length) for length in lengths]).unsqueeze(0)
     assert_close([model(packed, position_ids=positions).logits], [output.logits], 1e-6)
+    assert_close([model(packed, position_ids=positions, labels=packed).loss], [output.loss], 1e-6)
+    with torch.no_grad():
+        assert_close([model(packed, position_ids=positions).logits], [output.logits], 1e-6)
     with pytest.raises(ValueError, match="position_ids"):
         model(packed.repeat(2, 1), position_ids=positions.repeat(2, 1))
 

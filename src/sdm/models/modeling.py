@@ -133,7 +133,9 @@ class SDMModel(SDMPreTrainedModel):
         assert inputs_embeds is not None
         if past_key_values is not None and not isinstance(past_key_values, SDMCache):
             raise TypeError(f"past_key_values must be an sdm.SDMCache, got {type(past_key_values).__name__}")
-        if cu_seqlens is not None and past_key_values is not None:
+        if cu_seqlens is None:
+            cu_seqlens = _documents(position_ids, attention_mask, past_key_values)
+        elif past_key_values is not None:
             raise ValueError("cu_seqlens packs whole documents and takes no past_key_values")
         if use_cache is None:
             use_cache = bool(self.config.use_cache) and not torch.is_grad_enabled()
@@ -142,8 +144,6 @@ class SDMModel(SDMPreTrainedModel):
             past_key_values = SDMCache(self.config)
         self._check_length(inputs_embeds, past_key_values)
         mask = _current_mask(attention_mask, inputs_embeds)
-        if cu_seqlens is None and mask is None and not use_cache:
-            cu_seqlens = _documents(position_ids)
 
         x = inputs_embeds
         if output_hidden_states is None:
@@ -220,6 +220,8 @@ class SDMForCausalLM(SDMPreTrainedModel, GenerationMixin):
             num_items_in_batch: divides the summed loss instead of the number of labels; `transformers.Trainer` passes
                 it when it accumulates gradients.
         """
+        if cu_seqlens is None:
+            cu_seqlens = _documents(position_ids, attention_mask, past_key_values)
         outputs = self.model(
             input_ids=input_ids,
             attention_mask=attention_mask,
@@ -294,12 +296,12 @@ def _current_mask(attention_mask: Tensor | None, x: Tensor) -> Tensor | None:
     return mask
 
 
-def _documents(position_ids: Tensor | None) -> Tensor | None:
+def _documents(position_ids: Tensor | None, attention_mask: Tensor | None, cache: SDMCache | None) -> Tensor | None:
     """Offsets of the documents of a row whose positions start anew."""
-    if position_ids is None or torch.compiler.is_compiling():
+    if position_ids is None or cache is not None or torch.compiler.is_compiling():
         return None
     restarts = position_ids[:, 1:] == 0
-    if not bool(restarts.any()):
+    if not bool(restarts.any()) or (attention_mask is not None and not bool((attention_mask != 0).all())):
         return None
     if len(position_ids) > 1:
         raise ValueError(
