@@ -230,6 +230,10 @@ def test_compiled_model_agrees() -> None:
     expected = model(ids).logits
     compiled = torch.compile(model, backend="aot_eager")
     assert_close([compiled(ids).logits], [expected], 1e-5)
+    positions = torch.arange(ids.shape[1]).unsqueeze(0)
+    assert_close([compiled(ids, position_ids=positions).logits], [expected], 1e-5)
+    with pytest.raises(RuntimeError, match="pass cu_seqlens"):
+        compiled(ids, position_ids=positions % 3)
     compiled(ids, labels=ids).loss.backward()
 
 

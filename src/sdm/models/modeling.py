@@ -298,9 +298,14 @@ def _current_mask(attention_mask: Tensor | None, x: Tensor) -> Tensor | None:
 
 def _documents(position_ids: Tensor | None, attention_mask: Tensor | None, cache: SDMCache | None) -> Tensor | None:
     """Offsets of the documents of a row whose positions start anew."""
-    if position_ids is None or cache is not None or torch.compiler.is_compiling():
+    if position_ids is None or cache is not None:
         return None
     restarts = position_ids[:, 1:] == 0
+    if torch.compiler.is_compiling():
+        # How many documents there are is not known to the compiler.
+        if attention_mask is None:
+            torch._assert_async(~restarts.any(), "position_ids start anew within a row; compiled, pass cu_seqlens")
+        return None
     if not bool(restarts.any()) or (attention_mask is not None and not bool((attention_mask != 0).all())):
         return None
     if len(position_ids) > 1:
