@@ -164,7 +164,7 @@ def bench_saved() -> None:
     T = N = 4096
     D = 32
     tokens = tokens_of(T, N, D)._replace(log_decay=torch.full((1, T, 1), -AVERAGE_DECAY))
-    share = saved_rows(*tokens, N) / (T * 64)
+    share = saved_rows(tokens, N) / (T * 64)
     grads = {}
     grad_y = torch.randn(1, T, 1, D, dtype=torch.float64)
     for dtype in (torch.float32, torch.float64):

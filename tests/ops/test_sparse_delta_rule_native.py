@@ -20,7 +20,6 @@ from sdm.ops.sparse_delta_rule.native import (
     saved_rows,
     sparse_delta_rule_native,
     sparse_delta_rule_native_,
-    sparse_delta_step_native_,
 )
 
 pytestmark = pytest.mark.skipif("native" not in available_backends(), reason="the compiled core is missing")
@@ -33,7 +32,7 @@ INVERT_ALL = {"threshold": math.inf, "max_inversions": 2**30}
 def native(**options: Any) -> Any:
     def call(*inputs: Tensor) -> tuple[Tensor, Tensor]:
         *tokens, state = inputs
-        return sparse_delta_rule_native(*tokens, state, state.shape[-2], **options)
+        return sparse_delta_rule_native(Tokens(*tokens), state, state.shape[-2], **options)
 
     return call
 
@@ -109,9 +108,9 @@ def test_share_of_saved_rows() -> None:
     tokens = random_tokens(1, T, 1, W=16, R=1, N=N, D=1, dtype=torch.float32)
     tokens = tokens._replace(log_decay=torch.full((1, T, 1), -0.18))
     writes = T * 16
-    assert saved_rows(*tokens, N) <= 0.07 * writes
-    assert saved_rows(*tokens, N, **SAVE_ALL) == writes
-    assert saved_rows(*tokens, N, **INVERT_ALL) == 0
+    assert saved_rows(tokens, N) <= 0.07 * writes
+    assert saved_rows(tokens, N, **SAVE_ALL) == writes
+    assert saved_rows(tokens, N, **INVERT_ALL) == 0
 
 
 @pytest.mark.parametrize("update", UPDATES)
@@ -125,7 +124,7 @@ def test_in_place(update: str, dtype: torch.dtype, tolerance: float, T: int, N: 
     state = torch.randn(2, 2, N, D, dtype=torch.float64).to(dtype)
     expected = reference(update=update)(*tokens, state.double())
     floats = Tokens(*(x.to(dtype) if x.is_floating_point() else x for x in tokens))
-    y = sparse_delta_rule_native_(state, *floats, update=update)
+    y = sparse_delta_rule_native_(state, floats, update=update)
     assert y.dtype == dtype
     assert_close([y, state], expected, tolerance)
 
@@ -134,8 +133,8 @@ def test_steps_in_place_equal_one_pass() -> None:
     tokens = random_tokens(2, 30, 2, N=300, D=33, dtype=torch.float32)
     state = torch.randn(2, 2, 300, 33)
     whole, stepped = state.clone(), state.clone()
-    y = sparse_delta_rule_native_(whole, *tokens)
-    steps = [sparse_delta_step_native_(stepped, *(x[:, t] for x in tokens)) for t in range(30)]
+    y = sparse_delta_rule_native_(whole, tokens)
+    steps = [sparse_delta_rule_native_(stepped, Tokens(*(x[:, t] for x in tokens))) for t in range(30)]
     assert_close([torch.stack(steps, 1), stepped], [y, whole], 1e-6)
 
 
@@ -197,20 +196,20 @@ def test_registered_ops_pass_opcheck(update: str) -> None:
 
 
 def test_compiled_step_updates_its_state() -> None:
-    token = [x[:, 0] for x in random_tokens(2, 1, 2, dtype=torch.float32)]
+    token = Tokens(*(x[:, 0] for x in random_tokens(2, 1, 2, dtype=torch.float32)))
     state = torch.randn(2, 2, 9, 5)
     expected_state = state.clone()
-    expected = sparse_delta_step_native_(expected_state, *token)
-    compiled = torch.compile(sparse_delta_step_native_, fullgraph=True, backend="aot_eager")
-    assert_identical([compiled(state, *token), state], [expected, expected_state])
+    expected = sparse_delta_rule_native_(expected_state, token)
+    compiled = torch.compile(sparse_delta_rule_native_, fullgraph=True, backend="aot_eager")
+    assert_identical([compiled(state, token), state], [expected, expected_state])
 
 
 def test_only_what_backward_needs_is_kept() -> None:
     tokens = random_tokens(1, 64, 1, N=5000, D=32, dtype=torch.float32)
-    leaves = [x.requires_grad_() if x.is_floating_point() else x for x in tokens]
+    leaves = Tokens(*(x.requires_grad_() if x.is_floating_point() else x for x in tokens))
     saved: list[int] = []
     with torch.autograd.graph.saved_tensors_hooks(lambda x: saved.append(x.numel()) or x, lambda x: x):
-        sparse_delta_rule_native(*leaves, None, 5000)
+        sparse_delta_rule_native(leaves, None, 5000)
     assert max(saved) <= 64 * 32
 
 
@@ -253,8 +252,10 @@ def test_state_over_two_to_the_31_elements_is_addressed_in_64_bits() -> None:
     state[0, 0, N - 2 :] = rows[0, 0]
     small = state[:, :, N - 2 :].clone()
     weight, value, gate = torch.rand(1, 1, 2), torch.randn(1, 1, D), torch.rand(1, 1)
-    y = sparse_delta_step_native_(state, last, weight, value, gate, -gate, last, weight)
-    expected = sparse_delta_step_native_(small, last - (N - 2), weight, value, gate, -gate, last - (N - 2), weight)
+    token = Tokens(last, weight, value, gate, -gate, last, weight)
+    y = sparse_delta_rule_native_(state, token)
+    first = last - (N - 2)
+    expected = sparse_delta_rule_native_(small, token._replace(write_index=first, read_index=first))
     assert_identical([y, state[:, :, N - 2 :]], [expected, small])
 
 
@@ -267,6 +268,6 @@ def test_initial_state_over_two_to_the_31_elements() -> None:
     assert int(large.write_index.max()) * D > 2**31
     state = torch.empty(1, N, D)
     state[:, ::spread] = torch.randn(1, 11, D)
-    y, _ = sparse_delta_rule_native(*large, state, N, output_final_state=False)
-    expected, _ = sparse_delta_rule_native(*small, state[:, ::spread].contiguous(), 11, output_final_state=False)
+    y, _ = sparse_delta_rule_native(large, state, N, output_final_state=False)
+    expected, _ = sparse_delta_rule_native(small, state[:, ::spread].contiguous(), 11, output_final_state=False)
     assert_identical([y], [expected])

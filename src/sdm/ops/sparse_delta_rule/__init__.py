@@ -12,7 +12,7 @@ from sdm.ops.sparse_delta_rule.chunked import sparse_delta_rule_chunked
 from sdm.ops.sparse_delta_rule.inputs import UPDATES, Tokens, check_shapes
 from sdm.ops.sparse_delta_rule.native import (
     sparse_delta_rule_native,
-    sparse_delta_step_native_,
+    sparse_delta_rule_native_,
     take_usual_step_,
     usual_step,
 )
@@ -75,7 +75,7 @@ def sparse_delta_rule(
     chosen = choose_backend(backend, value.device, dtype, (*_BACKENDS, "native"))
     if chosen == "native":
         y, final_state = sparse_delta_rule_native(
-            *tokens.floats_to(dtype), initial_state, num_slots, cu_seqlens, update, output_final_state
+            tokens.floats_to(dtype), initial_state, num_slots, cu_seqlens, update, output_final_state
         )
         return y.to(value.dtype), final_state if output_final_state else None
 
@@ -118,6 +118,6 @@ def sparse_delta_step_(
         and state.is_contiguous()
         and state.dtype in _NATIVE_STATES
     ):
-        return sparse_delta_step_native_(state, *tokens, update)
+        return sparse_delta_rule_native_(state, tokens, update=update)
     y = sparse_delta_step_reference_(state, tokens.floats_to(dtype), update)
     return y.to(value.dtype)

@@ -23,13 +23,7 @@ MAX_INVERSIONS = 1024
 
 
 def sparse_delta_rule_native(
-    write_index: Tensor,
-    write_weight: Tensor,
-    value: Tensor,
-    beta: Tensor,
-    log_decay: Tensor,
-    read_index: Tensor,
-    read_weight: Tensor,
+    tokens: Tokens,
     initial_state: Tensor | None,
     num_slots: int,
     cu_seqlens: Tensor | None = None,
@@ -38,13 +32,14 @@ def sparse_delta_rule_native(
     threshold: float = INVERSION_THRESHOLD,
     max_inversions: int = MAX_INVERSIONS,
 ) -> tuple[Tensor, Tensor]:
-    """y [B,T,H,D] in the dtype of `value`, and the final state [S,H,N,D] (empty unless asked for).
+    """y [B,T,H,D] in the dtype of the values, and the final state [S,H,N,D] (empty unless asked for).
 
-    Computes in float64 if `value` is float64, else in float32. `threshold` < 0 makes backward copy every old row,
+    Computes in float64 if the values are float64, else in float32. `threshold` < 0 makes backward copy every old row,
     infinity (with a huge `max_inversions`) none.
     """
-    dtype = torch.float64 if value.dtype == torch.float64 else torch.float32
-    tokens = _kernel_types(Tokens(write_index, write_weight, value, beta, log_decay, read_index, read_weight), dtype)
+    value_dtype = tokens.value.dtype
+    dtype = torch.float64 if value_dtype == torch.float64 else torch.float32
+    tokens = _kernel_types(tokens, dtype)
     needs_grad = [x.requires_grad for x in (*tokens, initial_state) if x is not None]
     track = torch.is_grad_enabled() and any(needs_grad)
     # Without gradients a bfloat16 state is read as it is, at half the traffic.
@@ -62,18 +57,12 @@ def sparse_delta_rule_native(
         threshold,
         max_inversions,
     )
-    return y.to(value.dtype), final_state
+    return y.to(value_dtype), final_state
 
 
 def sparse_delta_rule_native_(
     state: Tensor,
-    write_index: Tensor,
-    write_weight: Tensor,
-    value: Tensor,
-    beta: Tensor,
-    log_decay: Tensor,
-    read_index: Tensor,
-    read_weight: Tensor,
+    tokens: Tokens,
     cu_seqlens: Tensor | None = None,
     update: str = "delta",
 ) -> Tensor:
@@ -81,29 +70,12 @@ def sparse_delta_rule_native_(
 
     The tokens are [B,T,H,...], or [B,H,...] for a single step.
     """
-    dtype = torch.float64 if state.dtype == torch.float64 else torch.float32
-    tokens = _kernel_types(Tokens(write_index, write_weight, value, beta, log_decay, read_index, read_weight), dtype)
+    value_dtype = tokens.value.dtype
+    tokens = _kernel_types(tokens, torch.float64 if state.dtype == torch.float64 else torch.float32)
     # A decode step is mostly overhead, and outside of torch.compile the dispatcher has nothing to add.
     run = torch.ops.sdm.sparse_delta_rule_ if torch.compiler.is_compiling() else _forward_in_place
     y: Tensor = run(state, *tokens, cu_seqlens, update == "slot")
-    return y if y.dtype == value.dtype else y.to(value.dtype)
-
-
-def sparse_delta_step_native_(
-    state: Tensor,
-    write_index: Tensor,
-    write_weight: Tensor,
-    value: Tensor,
-    beta: Tensor,
-    log_decay: Tensor,
-    read_index: Tensor,
-    read_weight: Tensor,
-    update: str = "delta",
-) -> Tensor:
-    """One token for each sequence: shapes without T, `state` [B,H,N,D] updated in place."""
-    return sparse_delta_rule_native_(
-        state, write_index, write_weight, value, beta, log_decay, read_index, read_weight, None, update
-    )
+    return y if y.dtype == value_dtype else y.to(value_dtype)
 
 
 def usual_step(state: Tensor, tokens: Tokens) -> bool:
@@ -150,20 +122,13 @@ def take_usual_step_(state: Tensor, tokens: Tokens, slot_rule: bool) -> Tensor:
 
 
 def saved_rows(
-    write_index: Tensor,
-    write_weight: Tensor,
-    value: Tensor,
-    beta: Tensor,
-    log_decay: Tensor,
-    read_index: Tensor,
-    read_weight: Tensor,
+    tokens: Tokens,
     num_slots: int,
     update: str = "delta",
     threshold: float = INVERSION_THRESHOLD,
     max_inversions: int = MAX_INVERSIONS,
 ) -> int:
     """How many of the B*T*H*W old rows backward copies instead of recovering them by inversion."""
-    tokens = Tokens(write_index, write_weight, value, beta, log_decay, read_index, read_weight)
     problem = _Problem(tokens, None, num_slots, None, update == "slot").prepared()
     return require_core().sparse_delta_rule_saved_rows(*problem.numbers(), threshold, max_inversions)
 
