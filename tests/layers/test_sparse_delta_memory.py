@@ -238,3 +238,23 @@ def test_bad_calls() -> None:
             layer(**arguments)
     with pytest.raises(ValueError, match="x must be"):
         layer.step_(x, layer.start_state(2))
+
+
+def test_padding_of_the_key_input_does_not_count() -> None:
+    layer = sdm.SparseDeltaMemory(16, num_slots=16, num_writes=3, num_reads=3)
+    x, keys = torch.randn(2, 2, 5, 16).unbind()
+    mask = torch.tensor([[1, 1, 1, 1, 1], [0, 0, 1, 1, 1]])
+    expected = layer(x, attention_mask=mask, key_input=keys)
+    spoiled = keys.masked_fill(mask.unsqueeze(-1) == 0, torch.nan)
+    assert_identical([layer(x, attention_mask=mask, key_input=spoiled)], [expected])
+    with pytest.raises(ValueError, match="key_input must be the shape of x"):
+        layer(x, key_input=keys[:, :3])
+
+
+def test_a_step_refuses_the_state_of_another_layer() -> None:
+    layer = sdm.SparseDeltaMemory(16, num_slots=16, num_writes=3, num_reads=3)
+    other = sdm.SparseDeltaMemory(16, num_slots=25, num_writes=3, num_reads=3)
+    with pytest.raises(ValueError, match=r"state must be \[B,1,16,16\]"):
+        layer.step_(torch.randn(2, 16), other.start_state(2))
+    with pytest.raises(TypeError, match=r"state must be a torch\.Tensor"):
+        layer.step_(torch.randn(2, 16), None)  # type: ignore[arg-type]

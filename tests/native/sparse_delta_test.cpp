@@ -129,7 +129,7 @@ struct Gradients {
 
 // An empty grad_final: the final state was not used.
 Gradients backward(const Case& c, int threads, const Numbers& error, const Numbers& grad_y, const Numbers& grad_final,
-                   const sdm::InversionPlan& plan) {
+                   const sdm::InversionPlan<double>& plan) {
   Gradients g = {Numbers(c.write_weight.size()), Numbers(c.value.size()),       Numbers(c.beta.size()),
                  Numbers(c.log_decay.size()),    Numbers(c.read_weight.size()), Numbers(c.initial.size())};
   sdm::sparse_delta_backward<double>(
@@ -156,8 +156,8 @@ void test_case(int number) {
   const Numbers grad_y = uniforms(out.y.size(), -1, 1);
   const Numbers grad_final = integer(0, 1) ? uniforms(out.final_state.size(), -1, 1) : Numbers();
   const int64_t table_bytes = integer(0, 2) ? 0 : int64_t{1} << 20;
-  const sdm::InversionPlan plans[] = {{3, 1024, table_bytes}, {-1, 1024, table_bytes}, {1, 2, table_bytes}};
-  const sdm::InversionPlan plan = plans[integer(0, 2)];
+  const sdm::InversionPlan<double> plans[] = {{3, 1024, table_bytes}, {-1, 1024, table_bytes}, {1, 2, table_bytes}};
+  const sdm::InversionPlan<double> plan = plans[integer(0, 2)];
   Gradients grad = backward(c, 1, out.error, grad_y, grad_final, plan);
   Gradients grad_threaded = backward(c, 3, out.error, grad_y, grad_final, plan);
   for (std::size_t i = 0; i < grad.all().size(); ++i) {

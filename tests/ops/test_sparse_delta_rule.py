@@ -430,16 +430,55 @@ def test_bad_cu_seqlens(backend: str, bounds: list[int]) -> None:
         sparse_delta_rule(*tokens, num_slots=9, cu_seqlens=torch.tensor(bounds), backend=backend)
 
 
+def test_a_document_may_end_in_forgetting_everything() -> None:
+    tokens = random_tokens(B=1, T=6)
+    tokens.log_decay[:, 1] = -torch.inf
+    bounds = torch.tensor([0, 2, 6])
+    expected, *others = (
+        sparse_delta_rule(*tokens, num_slots=9, output_final_state=True, cu_seqlens=bounds, backend=backend)
+        for backend in available_backends()
+    )
+    for other in others:
+        assert_close(other, expected, 1e-10)
+
+
+def test_a_step_that_fails_changes_nothing() -> None:
+    token = Tokens(*(x[:, 0] for x in random_tokens(8, 1, 1, W=2, R=3, N=3, dtype=torch.float32)))
+    token.read_index[7, 0, 0] = 99
+    state = torch.randn(8, 1, 3, 5)
+    before = state.clone()
+    with pytest.raises(IndexError, match="read_index"):
+        sparse_delta_step_(state, *token)
+    assert_identical([state], [before])
+
+
+@pytest.mark.filterwarnings("ignore:sparse_delta_step_ in plain PyTorch")
+def test_a_step_computes_in_the_widest_dtype() -> None:
+    token = [x[:, 0] for x in random_tokens(2, 1, 1)]
+    state = torch.randn(2, 1, 9, 5)
+    expected = sparse_delta_step_(state.double(), *token)
+    assert_close([sparse_delta_step_(state, *token)], [expected], 1e-7)
+
+
+def test_offsets_without_numbers() -> None:
+    with pytest.raises(ValueError, match="cu_seqlens is on meta"):
+        sparse_delta_rule(*random_tokens(B=1), num_slots=9, cu_seqlens=torch.tensor([0, 13], device="meta"))
+
+
 def test_bad_step() -> None:
     tokens = [x[:, 0] for x in random_tokens(dtype=torch.float32)]
     with pytest.raises(ValueError, match=r"state must be \[B,H,N,D\]"):
         sparse_delta_step_(torch.zeros(2, 9, 5), *tokens)
-    with pytest.raises(ValueError, match="initial_state"):
+    with pytest.raises(ValueError, match=r"state must be \[B,H,N,D\]"):
         sparse_delta_step_(torch.zeros(1, 2, 9, 5), *tokens)
     with pytest.raises(RuntimeError, match="records no gradients"):
         sparse_delta_step_(torch.zeros(2, 2, 9, 5, requires_grad=True), *tokens)
     with pytest.raises(IndexError, match="write_index"):
         sparse_delta_step_(torch.zeros(2, 2, 3, 5), *tokens)
+    with pytest.raises(TypeError, match=r"state must be a torch\.Tensor"):
+        sparse_delta_step_(None, *tokens)  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match=r"write_index must be \[B,H,W\]"):
+        sparse_delta_step_(torch.zeros(2, 2, 9, 5), torch.tensor(1), *tokens[1:])
 
 
 def test_distinct_slots_helper() -> None:

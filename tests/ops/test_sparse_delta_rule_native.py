@@ -19,7 +19,7 @@ from sdm.ops.sparse_delta_rule.inputs import Tokens
 from sdm.ops.sparse_delta_rule.native import (
     saved_rows,
     sparse_delta_rule_native,
-    sparse_delta_rule_native_,
+    sparse_delta_step_native_,
 )
 
 pytestmark = pytest.mark.skipif("native" not in available_backends(), reason="the compiled core is missing")
@@ -117,24 +117,23 @@ def test_share_of_saved_rows() -> None:
 @pytest.mark.parametrize(
     ("dtype", "tolerance"), [(torch.float64, 1e-12), (torch.float32, 1e-5), (torch.bfloat16, 2e-2)]
 )
-@pytest.mark.parametrize(("T", "N", "D"), [(1, 400, 67), (5, 400, 67), (60, 20, 40)])
-def test_in_place(update: str, dtype: torch.dtype, tolerance: float, T: int, N: int, D: int) -> None:
-    """Few tokens work on the state itself, many on a copy of the touched rows: (T, N) covers both."""
-    tokens = random_tokens(2, T, 2, N=N, D=D)
+@pytest.mark.parametrize(("N", "D"), [(400, 67), (4, 40)])
+def test_in_place(update: str, dtype: torch.dtype, tolerance: float, N: int, D: int) -> None:
+    tokens = random_tokens(2, 1, 2, N=N, D=D)
     state = torch.randn(2, 2, N, D, dtype=torch.float64).to(dtype)
-    expected = reference(update=update)(*tokens, state.double())
-    floats = Tokens(*(x.to(dtype) if x.is_floating_point() else x for x in tokens))
-    y = sparse_delta_rule_native_(state, floats, update=update)
+    y_expected, expected = reference(update=update)(*tokens, state.double())
+    token = Tokens(*(x[:, 0].to(dtype) if x.is_floating_point() else x[:, 0] for x in tokens))
+    y = sparse_delta_step_native_(state, token, update)
     assert y.dtype == dtype
-    assert_close([y, state], expected, tolerance)
+    assert_close([y, state], [y_expected[:, 0], expected], tolerance)
 
 
 def test_steps_in_place_equal_one_pass() -> None:
     tokens = random_tokens(2, 30, 2, N=300, D=33, dtype=torch.float32)
     state = torch.randn(2, 2, 300, 33)
-    whole, stepped = state.clone(), state.clone()
-    y = sparse_delta_rule_native_(whole, tokens)
-    steps = [sparse_delta_rule_native_(stepped, Tokens(*(x[:, t] for x in tokens))) for t in range(30)]
+    stepped = state.clone()
+    y, whole = sparse_delta_rule_native(tokens, state, 300)
+    steps = [sparse_delta_step_native_(stepped, Tokens(*(x[:, t] for x in tokens))) for t in range(30)]
     assert_close([torch.stack(steps, 1), stepped], [y, whole], 1e-6)
 
 
@@ -191,17 +190,47 @@ def test_registered_ops_pass_opcheck(update: str) -> None:
     state = torch.randn(1, 9, 5, requires_grad=True)
     slot = update == "slot"
     torch.library.opcheck(torch.ops.sdm.sparse_delta_rule, (*floats, state, 9, None, slot, True, not slot, 3.0, 100))
-    plain = [x.detach() for x in tokens]
-    torch.library.opcheck(torch.ops.sdm.sparse_delta_rule_, (torch.randn(1, 1, 9, 5), *plain, None, slot))
+    plain = [x.detach()[:, 0] for x in tokens]
+    torch.library.opcheck(torch.ops.sdm.sparse_delta_step_, (torch.randn(1, 1, 9, 5), *plain, slot))
 
 
 def test_compiled_step_updates_its_state() -> None:
     token = Tokens(*(x[:, 0] for x in random_tokens(2, 1, 2, dtype=torch.float32)))
     state = torch.randn(2, 2, 9, 5)
     expected_state = state.clone()
-    expected = sparse_delta_rule_native_(expected_state, token)
-    compiled = torch.compile(sparse_delta_rule_native_, fullgraph=True, backend="aot_eager")
+    expected = sparse_delta_step_native_(expected_state, token)
+    compiled = torch.compile(sparse_delta_step_native_, fullgraph=True, backend="aot_eager")
     assert_identical([compiled(state, token), state], [expected, expected_state])
+
+
+def float64_and_float32_gradients(tokens: Tokens, update: str) -> tuple[list[Tensor], list[Tensor]]:
+    state = torch.zeros(1, 64, tokens.value.shape[-1], dtype=torch.float64)
+    expected = outputs_and_gradients(reference(update=update), (*tokens, state))
+    return expected, outputs_and_gradients(native(update=update), (*tokens.floats_to(torch.float32), state.float()))
+
+
+@pytest.mark.parametrize("update", UPDATES)
+@pytest.mark.parametrize("size", [1e2, 1e4, 1e8])
+def test_one_huge_value_does_not_spoil_what_came_before(update: str, size: float) -> None:
+    """Inverting its writes would leave their rounding, larger than all that the rows held."""
+    tokens = random_tokens(1, 300, 1, W=8, R=8, N=64, D=16)
+    tokens.log_decay.fill_(-0.001)
+    tokens.value[:, 200] *= size
+    expected, actual = float64_and_float32_gradients(tokens, update)
+    before = [x[:, :200] for x in expected[2:7]], [x[:, :200] for x in actual[2:7]]
+    assert_close(before[1], before[0], 1e-5)
+
+
+def test_growth_is_no_credit_for_later_inversions() -> None:
+    """The slot rule with negative weights lets a row grow; to shrink it again must not be inverted without end."""
+    tokens = random_tokens(1, 200, 1, W=1, R=1, N=1, D=8)
+    weight = torch.ones(1, 200, 1, 1, dtype=torch.float64)
+    weight[:, :60], weight[:, 60:120] = -1, 0.5
+    tokens.value[:, :60] = 0
+    tokens.log_decay.zero_()
+    tokens = tokens._replace(write_weight=weight, beta=torch.ones_like(tokens.beta))
+    expected, actual = float64_and_float32_gradients(tokens, "slot")
+    assert_close(actual, expected, 1e-5)
 
 
 def test_only_what_backward_needs_is_kept() -> None:
@@ -253,9 +282,9 @@ def test_state_over_two_to_the_31_elements_is_addressed_in_64_bits() -> None:
     small = state[:, :, N - 2 :].clone()
     weight, value, gate = torch.rand(1, 1, 2), torch.randn(1, 1, D), torch.rand(1, 1)
     token = Tokens(last, weight, value, gate, -gate, last, weight)
-    y = sparse_delta_rule_native_(state, token)
+    y = sparse_delta_step_native_(state, token)
     first = last - (N - 2)
-    expected = sparse_delta_rule_native_(small, token._replace(write_index=first, read_index=first))
+    expected = sparse_delta_step_native_(small, token._replace(write_index=first, read_index=first))
     assert_identical([y, state[:, :, N - 2 :]], [expected, small])
 
 

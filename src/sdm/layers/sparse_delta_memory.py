@@ -16,6 +16,7 @@ from sdm.layers.interface import check_input, check_mask, check_one_of, check_po
 from sdm.layers.masked_batch_norm import MaskedBatchNorm
 from sdm.ops import product_key_topk, sparse_delta_rule, sparse_delta_step_
 from sdm.ops.backends import BACKENDS
+from sdm.ops.checks import check_shape, check_tensor
 from sdm.ops.sparse_delta_rule.inputs import UPDATES, Tokens
 
 WEIGHTINGS = ("softmax", "l2")
@@ -146,8 +147,12 @@ class SparseDeltaMemory(nn.Module):
         """
         check_input(x, self.hidden_size)
         mask = check_mask(x, attention_mask, cu_seqlens)
+        if key_input is not None:
+            check_tensor("key_input", key_input, x.device)
+            check_shape("key_input", key_input, tuple(x.shape), "the shape of x")
         if mask is not None:
             x = x.masked_fill(~mask.unsqueeze(-1), 0)
+            key_input = None if key_input is None else key_input.masked_fill(~mask.unsqueeze(-1), 0)
         readings, final_state = sparse_delta_rule(
             *self._tokens(x, mask, key_input),
             initial_state=self.initial_state if state is None else state,
@@ -166,7 +171,13 @@ class SparseDeltaMemory(nn.Module):
     def step_(self, x: Tensor, state: Tensor, key_input: Tensor | None = None) -> Tensor:
         """Decode one token: x [B,hidden_size] gives y of the same shape; `state` [B,H,N,D] changes in place."""
         check_input(x, self.hidden_size, "[B,hidden_size]")
-        key_input = None if key_input is None else key_input.unsqueeze(1)
+        if key_input is not None:
+            check_tensor("key_input", key_input, x.device)
+            check_shape("key_input", key_input, tuple(x.shape), "the shape of x")
+            key_input = key_input.unsqueeze(1)
+        check_tensor("state", state, x.device)
+        shape = (len(x), self.num_heads, self.num_slots, self.head_dim)
+        check_shape("state", state, shape, f"[B,{self.num_heads},{self.num_slots},{self.head_dim}]")
         token = (tensor.squeeze(1) for tensor in self._tokens(x.unsqueeze(1), None, key_input))
         return self._output(x, sparse_delta_step_(state, *token, update=self.update))
 

@@ -72,7 +72,7 @@ def streams_of(x: Tensor, attention_mask: Tensor | None, cu_seqlens: Tensor | No
         order = torch.argsort((~mask).to(torch.uint8), dim=1, stable=True)
         return Streams(x.shape[0], mask.sum(1), order=order, mask=mask)
     if cu_seqlens is not None:
-        count = check_cu_seqlens(cu_seqlens, x.shape[0])
+        count = check_cu_seqlens(cu_seqlens, x.shape[0], x.device)
         document_bounds(cu_seqlens, x.shape[1])
         bounds = cu_seqlens.to(x.device, torch.int64)
         return Streams(count, bounds.diff(), bounds)

@@ -190,6 +190,9 @@ void gated_delta_backward(const void* query, const void* key, const void* beta, 
     args.key = static_cast<const Real*>(key);
     args.beta = static_cast<const Real*>(beta);
     args.log_decay = static_cast<const Real*>(log_decay);
+    if (tokens * heads > 0 && (!residual || !saved_states)) {
+      throw std::invalid_argument("backward needs the residual and the states that forward saved");
+    }
     // Backward only reads these two.
     args.residual = static_cast<Pointer>(const_cast<void*>(residual));
     args.saved_states = static_cast<Pointer>(const_cast<void*>(saved_states));

@@ -37,14 +37,13 @@ constexpr SparseDeltaKernels<Real> sparse_delta() {
   k.backward[1] = backward<Real, kSlabWidths[1]>;
   k.backward[2] = backward<Real, kSlabWidths[2]>;
   k.gather = gather<Real, Real>;
-  k.scatter = scatter<Real, Real, false>;
+  k.scatter = scatter<Real>;
   if constexpr (sizeof(Real) == sizeof(float)) {
     k.forward_bf16[0] = forward<Real, BFloat16, kSlabWidths[0]>;
     k.forward_bf16[1] = forward<Real, BFloat16, kSlabWidths[1]>;
     k.forward_bf16[2] = forward<Real, BFloat16, kSlabWidths[2]>;
     k.forward_bf16_rest = forward_rest<Real, BFloat16>;
     k.gather_bf16 = gather<Real, BFloat16>;
-    k.scatter_bf16 = scatter<Real, BFloat16, false>;
   }
   return k;
 }

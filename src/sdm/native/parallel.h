@@ -7,6 +7,7 @@
 #include <exception>
 #include <mutex>
 #ifndef _OPENMP
+#include <system_error>
 #include <thread>
 #include <vector>
 #endif
@@ -41,7 +42,12 @@ void parallel_for(int64_t count, int threads, const Task& task) {
     for (int64_t i = next.fetch_add(1); i < count; i = next.fetch_add(1)) guarded(i);
   };
   std::vector<std::thread> helpers;
-  for (int i = 1; i < team; ++i) helpers.emplace_back(work);
+  helpers.reserve(static_cast<std::size_t>(team));
+  try {
+    for (int i = 1; i < team; ++i) helpers.emplace_back(work);
+  } catch (const std::system_error&) {
+    // The system gives no more threads: those that run do the work.
+  }
   work();
   for (std::thread& helper : helpers) helper.join();
 #endif

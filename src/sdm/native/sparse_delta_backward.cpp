@@ -20,9 +20,11 @@ constexpr int64_t kCachedBytes = int64_t{16} << 20;
 template <class Real>
 class Backward {
  public:
-  Backward(const SparseDeltaInputs<Real>& in, const InitialState& initial, const InversionPlan& plan,
+  Backward(const SparseDeltaInputs<Real>& in, const InitialState& initial, const InversionPlan<Real>& plan,
            const SparseDeltaGradients<Real>& grad)
-      : in_(in), initial_(initial), plan_(plan), grad_(grad) {}
+      : in_(in), initial_(initial), plan_(plan), grad_(grad) {
+    plan_.error = grad.error;
+  }
 
   void run() {
     if (grad_.initial_state) {
@@ -199,7 +201,7 @@ class Backward {
   const SparseDeltaKernels<Real>& kernels_ = sparse_delta_kernels<Real>();
   const SparseDeltaInputs<Real>& in_;
   const InitialState initial_;
-  const InversionPlan plan_;
+  InversionPlan<Real> plan_;
   const SparseDeltaGradients<Real> grad_;
 };
 
@@ -207,13 +209,13 @@ class Backward {
 
 template <class Real>
 void sparse_delta_backward(const SparseDeltaInputs<Real>& inputs, const InitialState& initial,
-                           const InversionPlan& plan, const SparseDeltaGradients<Real>& grad) {
+                           const InversionPlan<Real>& plan, const SparseDeltaGradients<Real>& grad) {
   Backward<Real>(inputs, initial, plan, grad).run();
 }
 
-template void sparse_delta_backward(const SparseDeltaInputs<float>&, const InitialState&, const InversionPlan&,
+template void sparse_delta_backward(const SparseDeltaInputs<float>&, const InitialState&, const InversionPlan<float>&,
                                     const SparseDeltaGradients<float>&);
-template void sparse_delta_backward(const SparseDeltaInputs<double>&, const InitialState&, const InversionPlan&,
+template void sparse_delta_backward(const SparseDeltaInputs<double>&, const InitialState&, const InversionPlan<double>&,
                                     const SparseDeltaGradients<double>&);
 
 }  // namespace sdm

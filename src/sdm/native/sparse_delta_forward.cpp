@@ -35,16 +35,14 @@ class Forward {
 
   void run() {
     if (in_.streams() == 0) return;
-    const bool in_place = final_ && final_ == initial_.data;
-    // Moving rows into tables of their own pays once the tokens visit a row several times.
-    if (in_place && in_.longest() * (int64_t{in_.writes} + in_.reads) <= 2 * in_.slots) return run_in_place();
-    if (final_ && !in_place) advise_huge_pages(final_, in_.streams() * in_.slots * in_.channels * sizeof(Real));
+    if (final_ && final_ == initial_.data) return run_in_place();
+    if (final_) advise_huge_pages(final_, in_.streams() * in_.slots * in_.channels * sizeof(Real));
     const Rows rows = final_ || initial_.bf16 ? Rows::kOwn : Rows::kRecycled;
     const int64_t fewest_slabs = (in_.channels + kSlabWidths[0] - 1) / kSlabWidths[0];
     const int64_t wave = streams_at_once(in_.streams(), fewest_slabs, in_.threads);
     for (int64_t first = 0; first < in_.streams(); first += wave) {
       const int64_t count = std::min(wave, in_.streams() - first);
-      const auto set = prepare(in_, first, count, rows, !initial_.data, nullptr);
+      const auto set = prepare<Real>(in_, first, count, rows, !initial_.data, nullptr);
       struct Slab {
         const PreparedStream<Real>* prepared;
         int kind;
@@ -59,7 +57,7 @@ class Forward {
         const auto& [prepared, kind, first_channel] = slabs[task];
         run_slab(*prepared, kind, first_channel);
       });
-      if (final_ && !in_place) copy_untouched(set);
+      if (final_) copy_untouched(set);
     }
   }
 
@@ -107,12 +105,7 @@ class Forward {
     kernels_.forward[kind](prepared.stream, {first_channel, channels, width, table, !initial_.bf16, initial,
                                              tokens_of(y_, prepared), tokens_of(error_, prepared)});
     if (!final_) return;
-    const int64_t offset = state_offset(prepared, true) + first_channel;
-    if (final_bf16_) {
-      kernels_.scatter_bf16(copy, table, static_cast<BFloat16*>(final_) + offset);
-    } else {
-      kernels_.scatter(copy, table, static_cast<Real*>(final_) + offset);
-    }
+    kernels_.scatter(copy, table, static_cast<Real*>(final_) + state_offset(prepared, true) + first_channel);
   }
 
   void copy_untouched(const std::vector<PreparedStream<Real>>& set) {
@@ -135,6 +128,7 @@ class Forward {
     });
   }
 
+  // The caller's state is the table. All tokens are checked before the first of them changes it.
   void run_in_place() {
     struct Piece {
       int64_t first_channel, channels;
@@ -152,7 +146,7 @@ class Forward {
       c += channels;
     }
     const auto count = static_cast<int64_t>(pieces.size());
-    const auto set = prepare(in_, 0, in_.streams(), Rows::kSlots, false, nullptr);
+    const auto set = prepare<Real>(in_, 0, in_.streams(), Rows::kSlots, false, nullptr);
     // Each thread takes neighbouring channels of one stream, whose rows share pages.
     const int64_t shares = std::min<int64_t>(count, std::max(1, in_.threads));
     parallel_for(in_.streams() * shares, in_.threads, [&](int64_t task) {

@@ -284,15 +284,15 @@ void gather(const RowCopy& copy, const Stored* state, Real* table) {
   }
 }
 
-template <class Real, class Stored, bool Add>
-void scatter(const RowCopy& copy, const Real* table, Stored* state) {
+template <class Real>
+void scatter(const RowCopy& copy, const Real* table, Real* state) {
   constexpr int L = kLanes<Real>;
   for (int64_t r = 0; r < copy.count; ++r) {
-    Stored* to = state + copy.slots[r] * copy.state_stride;
+    Real* to = state + copy.slots[r] * copy.state_stride;
     const Real* from = table + copy.row_of_slot[copy.slots[r]] * copy.table_stride;
     int64_t c = 0;
-    for (; c + L <= copy.channels; c += L) store_row(to + c, Add ? load_row(to + c) + load(from + c) : load(from + c));
-    for (; c < copy.channels; ++c) assign(to[c], Add ? to_real(to[c]) + from[c] : from[c]);
+    for (; c + L <= copy.channels; c += L) store(to + c, load(from + c));
+    for (; c < copy.channels; ++c) to[c] = from[c];
   }
 }
 

@@ -1,5 +1,6 @@
 #include "sparse_delta_python.h"
 
+#include <cmath>
 #include <limits>
 #include <stdexcept>
 #include <string>
@@ -34,6 +35,13 @@ SparseDeltaInputs<Real> checked_inputs(int threads, int64_t sequences, int64_t t
   return {threads,         sequences, tokens,     heads,       slots,     channels,           writes,      reads,
           wide_index,      decay_per_write,       slot_rule,   cu_seqlens, write_index,       read_index,
           real(write_weight), real(value),        real(beta),  real(log_decay), real(read_weight)};
+}
+
+template <class Real>
+InversionPlan<Real> plan_of(double threshold, int64_t max_inversions) {
+  InversionPlan<Real> plan = {threshold, max_inversions};
+  if (std::isinf(threshold)) plan.outlier = std::numeric_limits<float>::infinity();
+  return plan;
 }
 
 }  // namespace
@@ -71,10 +79,11 @@ void sparse_delta_rule_backward(bool is_double, int threads, int64_t sequences, 
     const auto in = checked_inputs<Real>(threads, sequences, tokens, heads, slots, channels, writes, reads, wide_index,
                                          decay_per_write, slot_rule, cu_seqlens, write_index, write_weight, value, beta,
                                          log_decay, read_index, read_weight);
+    if (!slot_rule && !error && sequences * tokens > 0) throw std::invalid_argument("backward needs the error of forward");
     const auto real = [](void* data) { return static_cast<Real*>(data); };
     const auto constant = [](const void* data) { return static_cast<const Real*>(data); };
     sparse_delta_backward<Real>(
-        in, {initial, false, initial_per_sequence}, {threshold, max_inversions},
+        in, {initial, false, initial_per_sequence}, plan_of<Real>(threshold, max_inversions),
         {constant(error), constant(grad_y), constant(grad_final), real(grad_write_weight), real(grad_value),
          real(grad_beta), real(grad_log_decay), real(grad_read_weight), real(grad_initial)});
   };
@@ -86,13 +95,15 @@ int64_t sparse_delta_rule_saved_rows(bool is_double, int threads, int64_t sequen
                                      bool decay_per_write, bool slot_rule, const int64_t* cu_seqlens,
                                      const void* write_index, const void* write_weight, const void* value,
                                      const void* beta, const void* log_decay, const void* read_index,
-                                     const void* read_weight, double threshold, int64_t max_inversions) {
-  const InversionPlan plan = {threshold, max_inversions};
+                                     const void* read_weight, double threshold, int64_t max_inversions,
+                                     const void* error) {
   const auto run = [&](auto zero) {
     using Real = decltype(zero);
     const auto in = checked_inputs<Real>(threads, sequences, tokens, heads, slots, channels, writes, reads, wide_index,
                                          decay_per_write, slot_rule, cu_seqlens, write_index, write_weight, value, beta,
                                          log_decay, read_index, read_weight);
+    auto plan = plan_of<Real>(threshold, max_inversions);
+    plan.error = static_cast<const Real*>(error);
     int64_t saved = 0;
     for (const auto& prepared : prepare(in, 0, in.streams(), Rows::kOwn, false, &plan)) saved += prepared.saved_count;
     return saved;

@@ -19,7 +19,8 @@ int64_t sparse_delta_rule_saved_rows(bool is_double, int threads, int64_t sequen
                                      bool decay_per_write, bool slot_rule, const int64_t* cu_seqlens,
                                      const void* write_index, const void* write_weight, const void* value,
                                      const void* beta, const void* log_decay, const void* read_index,
-                                     const void* read_weight, double threshold, int64_t max_inversions);
+                                     const void* read_weight, double threshold, int64_t max_inversions,
+                                     const void* error);
 
 void sparse_delta_rule_backward(bool is_double, int threads, int64_t sequences, int64_t tokens, int64_t heads,
                                    int64_t slots, int64_t channels, int writes, int reads, bool wide_index,

@@ -88,7 +88,7 @@ struct BackwardSlab {
   // the factor, beta. For the slot rule: <G, u>, read weight, <G, M>, unused.
   Real* partial;
   bool accumulate;  // add to `partial` instead of setting it
-  Real* lanes;      // room for 2 * max(W, R) vectors
+  Real* lanes;      // room for max(2 W, R) vectors
 };
 
 inline int64_t partial_width(int64_t writes, int64_t reads, bool factor_per_write) {
@@ -122,7 +122,6 @@ struct SparseDeltaKernels {
   void (*gather)(const RowCopy&, const Real* state, Real* table);
   void (*gather_bf16)(const RowCopy&, const BFloat16* state, Real* table);
   void (*scatter)(const RowCopy&, const Real* table, Real* state);
-  void (*scatter_bf16)(const RowCopy&, const Real* table, BFloat16* state);
 };
 
 // The state that a pass starts from.
@@ -135,7 +134,8 @@ struct InitialState {
 template <class Real>
 struct SparseDeltaInputs;
 
-// final_state may be null, or the memory of a per-sequence initial state: then it is updated in place.
+// final_state may be null, or the memory of a per-sequence initial state: then it is updated in place, and in bfloat16 if
+// that is its type.
 template <class Real>
 void sparse_delta_forward(const SparseDeltaInputs<Real>& inputs, const InitialState& initial, Real* y, Real* error,
                           void* final_state, bool final_bf16);
@@ -149,11 +149,12 @@ struct SparseDeltaGradients {
   Real* initial_state;  // shaped like the initial state; null: not wanted
 };
 
+template <class Real>
 struct InversionPlan;
 
 template <class Real>
 void sparse_delta_backward(const SparseDeltaInputs<Real>& inputs, const InitialState& initial,
-                           const InversionPlan& plan, const SparseDeltaGradients<Real>& grad);
+                           const InversionPlan<Real>& plan, const SparseDeltaGradients<Real>& grad);
 
 // How a pass over tables of `rows` rows is cut, so that a table takes no more than `limit` bytes: the index into
 // kSlabWidths.

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <cstdio>
 #include <limits>
 #include <mutex>
 #include <stdexcept>
@@ -82,11 +83,19 @@ struct Filled {
   Real* inverse;
   Real* push;
   Restore* restore;  // null in the forward pass
+  float* size;       // [tokens] the largest entry of what a token pushes, its weights aside; null in the forward pass
 };
+
+template <class Real>
+float largest(const Real* from, int64_t count) {
+  Real most = 0;
+  for (int64_t c = 0; c < count; ++c) most = std::max(most, std::abs(from[c]));
+  return static_cast<float>(most);
+}
 
 template <class Real, class Index>
 void fill(const SparseDeltaInputs<Real>& in, const PreparedStream<Real>& prepared, const Filled<Real>& out,
-          int64_t first, int64_t last, FirstError& error) {
+          int64_t first, int64_t last, const InversionPlan<Real>* plan, FirstError& error) {
   const int32_t W = in.writes, R = in.reads;
   const int64_t start = in.begin(prepared.sequence);
   for (int64_t t = first; t < last; ++t) {
@@ -116,8 +125,10 @@ void fill(const SparseDeltaInputs<Real>& in, const PreparedStream<Real>& prepare
     const Real* log_decay = in.log_decay + cell * gates;
     for (int32_t i = 0; i < gates; ++i) {
       if (!(log_decay[i] <= 0)) {
-        return error.report(cell, false, "log_decay must be at most 0 (a decay factor of at most 1), got " +
-                                             std::to_string(log_decay[i]) + where(start + t, prepared.head));
+        char got[32];
+        std::snprintf(got, sizeof got, "%g", static_cast<double>(log_decay[i]));
+        return error.report(cell, false, std::string("log_decay must be at most 0 (a decay factor of at most 1), got ") +
+                                             got + where(start + t, prepared.head));
       }
     }
     if (in.slot_rule) {
@@ -130,9 +141,11 @@ void fill(const SparseDeltaInputs<Real>& in, const PreparedStream<Real>& prepare
     } else {
       for (int32_t i = 0; i < gates; ++i) out.factor[t * gates + i] = std::exp(log_decay[i]);
     }
-    if (out.inverse) {
+    if (plan) {
       const int32_t factors = in.slot_rule ? W : gates;
       for (int32_t i = 0; i < factors; ++i) out.inverse[t * factors + i] = 1 / out.factor[t * factors + i];
+      const Real* pushed = (in.slot_rule ? in.value : plan->error) + cell * in.channels;
+      out.size[t] = static_cast<float>(std::abs(in.beta[cell])) * largest(pushed, in.channels);
     }
   }
 }
@@ -167,7 +180,7 @@ class RowNumbering {
     const int32_t W = stream.writes, R = stream.reads;
     if (recycles_) find_last_visits();
     std::vector<int32_t> unneeded;
-    int32_t visit = 0;
+    int64_t visit = 0;
     for (int64_t t = 0; t < stream.tokens; ++t) {
       born_before_[t] = born_;
       if (recycles_) left_before_[t] = left_, kept_before_[t] = kept_;
@@ -266,23 +279,38 @@ class RowNumbering {
   int32_t next_ = kZeroRow + 1, born_ = 0, left_ = 0, kept_ = 0;
 };
 
+// The geometric mean over the tokens that push at all.
+float typical_size(const float* size, int64_t tokens) {
+  double sum = 0;
+  int64_t count = 0;
+  for (int64_t t = 0; t < tokens; ++t) {
+    if (!(size[t] > 0 && std::isfinite(size[t]))) continue;
+    sum += std::log(size[t]);
+    ++count;
+  }
+  return count ? static_cast<float>(std::exp(sum / static_cast<double>(count))) : 0;
+}
+
 // Decides which old rows are copied; RowNumbering has marked those that are known to be zero.
 template <class Real>
-void plan_inversions(PreparedStream<Real>& prepared, Restore* restore, const InversionPlan& plan) {
+void plan_inversions(PreparedStream<Real>& prepared, const Filled<Real>& filled, const InversionPlan<Real>& plan) {
   const Stream<Real>& stream = prepared.stream;
   const int32_t W = stream.writes;
+  Restore* restore = filled.restore;
   auto* saved_before = allocate<int64_t>(prepared, stream.tokens + 1);
   struct Risk {
     float amplification;  // log of it, since the last copy
     int32_t inversions;
+    float size;  // of the token that made the last copy
   };
+  const float typical = typical_size(filled.size, stream.tokens);
   Scratch risks(static_cast<std::size_t>(prepared.row_count) * sizeof(Risk));
   Risk* risk = risks.as<Risk>();
   const float threshold = static_cast<float>(plan.threshold);
   int64_t count = 0;
   for (int64_t t = 0; t < stream.tokens; ++t) {
     saved_before[t] = count;
-    for (int32_t n = stream.born_before[t]; n < stream.born_before[t + 1]; ++n) risk[stream.born_row[n]] = {0, 0};
+    for (int32_t n = stream.born_before[t]; n < stream.born_before[t + 1]; ++n) risk[stream.born_row[n]] = {0, 0, 0};
     float cost = 0;
     if (!stream.factor_per_write) cost = -static_cast<float>(std::log(std::abs(stream.factor[t])));
     for (int32_t i = 0; i < W; ++i) {
@@ -291,10 +319,13 @@ void plan_inversions(PreparedStream<Real>& prepared, Restore* restore, const Inv
         cost = -static_cast<float>(std::log(std::abs(stream.factor[t * W + i])));
       }
       Risk& row = risk[stream.write_row[t * W + i]];
-      const float total = row.amplification + cost;
-      const bool save = total > threshold || row.inversions >= plan.max_inversions;
+      // A factor above 1 (the slot rule has them) is no credit: what it gains is lost to the rounding of the larger row.
+      const float total = row.amplification + std::max(cost, 0.0f);
+      const bool outlier = filled.size[t] > plan.outlier * std::max(row.size, typical);
+      const bool save = total > threshold || row.inversions >= plan.max_inversions || outlier;
       row.amplification = save ? 0 : total;
       row.inversions = save ? 0 : row.inversions + 1;
+      if (save) row.size = std::max(row.size, filled.size[t]);
       restore[t * W + i] = save ? Restore::kCopy : Restore::kInvert;
       count += save;
     }
@@ -321,7 +352,7 @@ int64_t SparseDeltaInputs<Real>::most_rows() const {
 
 template <class Real>
 std::vector<PreparedStream<Real>> prepare(const SparseDeltaInputs<Real>& in, int64_t first, int64_t count, Rows rows,
-                                          bool starts_at_zero, const InversionPlan* plan) {
+                                          bool starts_at_zero, const InversionPlan<Real>* plan) {
   const int32_t W = in.writes, R = in.reads;
   std::vector<PreparedStream<Real>> set(count);
   std::vector<Filled<Real>> filled(count);
@@ -344,6 +375,7 @@ std::vector<PreparedStream<Real>> prepare(const SparseDeltaInputs<Real>& in, int
     out.inverse = plan ? allocate<Real>(prepared, factors) : nullptr;
     out.restore = plan ? allocate<Restore>(prepared, tokens * W) : nullptr;
     out.push = in.slot_rule ? allocate<Real>(prepared, tokens * W) : nullptr;
+    out.size = plan ? allocate<float>(prepared, tokens) : nullptr;
     Stream<Real>& stream = prepared.stream;
     stream = {};
     stream.tokens = tokens;
@@ -370,22 +402,22 @@ std::vector<PreparedStream<Real>> prepare(const SparseDeltaInputs<Real>& in, int
   parallel_for(pieces_count, in.threads, [&](int64_t p) {
     const Piece& piece = pieces[p];
     const auto run = in.wide_index ? &fill<Real, int64_t> : &fill<Real, int32_t>;
-    run(in, set[piece.stream], filled[piece.stream], piece.first, piece.last, error);
+    run(in, set[piece.stream], filled[piece.stream], piece.first, piece.last, plan, error);
   });
   error.rethrow();
   if (rows == Rows::kSlots) return set;
   parallel_for(count, in.threads, [&](int64_t n) {
     RowNumbering<Real>(set[n], filled[n], in.slots, rows == Rows::kRecycled, starts_at_zero).run();
-    if (plan) plan_inversions(set[n], filled[n].restore, *plan);
+    if (plan) plan_inversions(set[n], filled[n], *plan);
   });
   return set;
 }
 
 template struct SparseDeltaInputs<float>;
 template struct SparseDeltaInputs<double>;
-template std::vector<PreparedStream<float>> prepare(const SparseDeltaInputs<float>&, int64_t, int64_t, Rows,
-                                                    bool, const InversionPlan*);
-template std::vector<PreparedStream<double>> prepare(const SparseDeltaInputs<double>&, int64_t, int64_t, Rows,
-                                                     bool, const InversionPlan*);
+template std::vector<PreparedStream<float>> prepare(const SparseDeltaInputs<float>&, int64_t, int64_t, Rows, bool,
+                                                    const InversionPlan<float>*);
+template std::vector<PreparedStream<double>> prepare(const SparseDeltaInputs<double>&, int64_t, int64_t, Rows, bool,
+                                                     const InversionPlan<double>*);
 
 }  // namespace sdm

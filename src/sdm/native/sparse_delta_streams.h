@@ -40,12 +40,16 @@ struct SparseDeltaInputs {
 
 // Which old rows backward copies instead of recovering them by inverting the write. Inverting amplifies the rounding
 // of a row by 1 / |factor|, so a slot's row is copied when the product of these since its last copy would pass
-// exp(threshold), or after max_inversions inversions. threshold < 0 copies every row; infinity, with a huge
-// max_inversions, copies none. Tables larger than table_bytes recycle their rows.
+// exp(threshold), or after max_inversions inversions. It also leaves the rounding of what was pushed, so a row is copied
+// when a token pushes more than `outlier` times what is typical. threshold < 0 copies every row; infinity, with a huge
+// max_inversions and outlier, copies none. Tables larger than table_bytes recycle their rows.
+template <class Real>
 struct InversionPlan {
   double threshold;
   int64_t max_inversions;
   int64_t table_bytes = int64_t{10} << 20;
+  float outlier = 32;
+  const Real* error = nullptr;  // [.., H, D] value - retrieved of the forward pass; the slot rule does without
 };
 
 enum class Rows {
@@ -73,7 +77,7 @@ struct PreparedStream {
 // starts_at_zero: there is no initial state. plan: null for the forward pass.
 template <class Real>
 std::vector<PreparedStream<Real>> prepare(const SparseDeltaInputs<Real>& inputs, int64_t first, int64_t count,
-                                          Rows rows, bool starts_at_zero, const InversionPlan* plan);
+                                          Rows rows, bool starts_at_zero, const InversionPlan<Real>* plan);
 
 // How many streams to prepare at once: enough for all threads, few enough that preparing needs little memory.
 inline int64_t streams_at_once(int64_t streams, int64_t tasks_per_stream, int threads) {

@@ -45,9 +45,10 @@ def check_shape(name: str, x: Tensor, shape: tuple[int | None, ...], meaning: st
         raise ValueError(f"{name} must be {meaning}, here ({sizes}), got shape {list(x.shape)}")
 
 
-def check_cu_seqlens(cu_seqlens: Tensor, batch: int) -> int:
+def check_cu_seqlens(cu_seqlens: Tensor, batch: int, device: torch.device) -> int:
     """Returns the number of documents."""
     check_tensor("cu_seqlens", cu_seqlens)
+    check_tensor("cu_seqlens", cu_seqlens, None if cu_seqlens.is_cpu else device)
     check_integer("cu_seqlens", cu_seqlens)
     if cu_seqlens.dim() != 1 or cu_seqlens.numel() < 2:
         raise ValueError(
@@ -79,6 +80,12 @@ def check_decay(log_decay: Tensor) -> None:
     """Raise for decays that would grow the state, NaN included. A traced graph has no values to look at."""
     if not torch.compiler.is_compiling() and not bool((log_decay <= 0).all()):
         raise ValueError(f"log_decay must be at most 0 (a decay factor of at most 1), got {log_decay.max().item()}")
+
+
+def mark_changed(x: Tensor) -> None:
+    """Tell autograd that a kernel has changed x behind its back, so that it refuses to use what it saved of it."""
+    if not x.is_inference():
+        torch.autograd.graph.increment_version(x)
 
 
 def check_no_gradients(name: str, functional: str, *tensors: Tensor) -> None:

@@ -46,7 +46,7 @@ def check_shapes(tokens: Tokens, time: str = "T,") -> None:
 def check_state(tokens: Tokens, initial_state: Tensor | None, cu_seqlens: Tensor | None) -> int:
     """Check the state and the documents against the tokens. Returns the number of sequences."""
     batch, _, heads, key_size = tokens.key.shape
-    sequences = batch if cu_seqlens is None else check_cu_seqlens(cu_seqlens, batch)
+    sequences = batch if cu_seqlens is None else check_cu_seqlens(cu_seqlens, batch, tokens.value.device)
     if initial_state is not None:
         check_tensor("initial_state", initial_state, tokens.value.device)
         check_float("initial_state", initial_state)

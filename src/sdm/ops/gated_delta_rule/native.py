@@ -12,6 +12,8 @@ import torch
 from torch import Tensor
 
 from sdm.native import require_core
+from sdm.ops.backends import goes_past_dispatcher
+from sdm.ops.checks import mark_changed
 from sdm.ops.gated_delta_rule.inputs import Tokens
 
 SEGMENT = 32  # kGatedDeltaSegment of the core
@@ -137,14 +139,20 @@ def _(
 
 
 def _save(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
-    query, key, _, beta, log_decay, _, cu_seqlens, _ = inputs
+    query, key, value, beta, log_decay, initial_state, cu_seqlens, save = inputs
     _, _, residual, saved = output
     ctx.mark_non_differentiable(residual, saved)
-    ctx.save_for_backward(query, key, beta, log_decay, cu_seqlens, residual, saved)
+    # A graph that was traced where nobody asked for gradients (torch.export under no_grad) has to run again.
+    again = (None, None) if save else (value, initial_state)
+    ctx.save_for_backward(query, key, beta, log_decay, cu_seqlens, residual, saved, *again)
 
 
 def _backward(ctx: Any, grad_y: Tensor, grad_final_state: Tensor, *_: Tensor) -> tuple[Tensor | None, ...]:
-    return *_rule_backward(*ctx.saved_tensors, grad_y, grad_final_state), None, None
+    query, key, beta, log_decay, cu_seqlens, residual, saved, value, initial_state = ctx.saved_tensors
+    if value is not None:
+        *_, residual, saved = _rule(query, key, value, beta, log_decay, initial_state, cu_seqlens, True)
+    gradients = _rule_backward(query, key, beta, log_decay, cu_seqlens, residual, saved, grad_y, grad_final_state)
+    return *gradients, None, None
 
 
 torch.library.register_autograd("sdm::gated_delta_rule", _backward, setup_context=_save)
@@ -152,14 +160,30 @@ torch.library.register_autograd("sdm::gated_delta_rule", _backward, setup_contex
 
 def gated_delta_rule_native(tokens: Tokens, initial_state: Tensor, cu_seqlens: Tensor | None) -> tuple[Tensor, Tensor]:
     """Floats in one dtype, initial_state [S,H,K,D]. Returns the output [B,T,H,D] and the final state [S,H,K,D]."""
+    if goes_past_dispatcher(*tokens, initial_state):
+        return _run(tokens, initial_state, cu_seqlens, save=False)[:2]
     save = torch.is_grad_enabled() and any(x.requires_grad for x in (*tokens, initial_state))
-    if save or torch.compiler.is_compiling():
-        return _rule(*tokens, initial_state, cu_seqlens, save)[:2]
-    return _run(tokens, initial_state, cu_seqlens, save=False)[:2]
+    return _rule(*tokens, initial_state, cu_seqlens, save)[:2]
 
 
 def gated_delta_step_native_(state: Tensor, token: Tokens) -> Tensor:
     """One token without T; state [B,H,K,D] is contiguous and of the token's dtype, and changes in place."""
+    if goes_past_dispatcher(state, *token):
+        return _run_step(state, token)
+    return _step(state, *token)
+
+
+@torch.library.custom_op("sdm::gated_delta_step_", mutates_args=("state",), device_types="cpu")
+def _step(state: Tensor, query: Tensor, key: Tensor, value: Tensor, beta: Tensor, log_decay: Tensor) -> Tensor:
+    return _run_step(state, Tokens(query, key, value, beta, log_decay))
+
+
+@_step.register_fake
+def _(state: Tensor, query: Tensor, key: Tensor, value: Tensor, beta: Tensor, log_decay: Tensor) -> Tensor:
+    return value.new_empty(value.shape)
+
+
+def _run_step(state: Tensor, token: Tokens) -> Tensor:
     token = Tokens(*(x.contiguous() for x in token))
     y = torch.empty_like(token.value)
     batch, heads, key_size, channels = state.shape
@@ -180,4 +204,5 @@ def gated_delta_step_native_(state: Tensor, token: Tokens) -> Tensor:
         state.dtype == torch.float64,
         torch.get_num_threads(),
     )
+    mark_changed(state)
     return y

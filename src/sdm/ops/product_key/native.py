@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from sdm.native import require_core
+from sdm.ops.backends import goes_past_dispatcher
 
 
 def _run(scores: Tensor, k: int) -> tuple[Tensor, Tensor]:
@@ -89,7 +90,4 @@ torch.library.register_autograd("sdm::product_key_topk_backward", _backward_of_b
 
 def product_key_topk_native(scores: Tensor, k: int) -> tuple[Tensor, Tensor]:
     """scores [..., 2n] in float32 or float64 on the CPU -> values and slots [..., k]."""
-    if torch.compiler.is_compiling() or (scores.requires_grad and torch.is_grad_enabled()):
-        return _topk(scores, k)
-    # A decode step is a handful of rows: passing through the dispatcher would cost more than the selection.
-    return _run(scores, k)
+    return _run(scores, k) if goes_past_dispatcher(scores) else _topk(scores, k)

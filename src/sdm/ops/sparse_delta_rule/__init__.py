@@ -6,13 +6,13 @@ import torch
 from torch import Tensor
 
 from sdm.native import core
-from sdm.ops.backends import choose_backend
-from sdm.ops.checks import check_no_gradients, compute_dtype
+from sdm.ops.backends import choose_backend, in_forward_mode, say_once
+from sdm.ops.checks import check_no_gradients, check_tensor, compute_dtype
 from sdm.ops.sparse_delta_rule.chunked import sparse_delta_rule_chunked
 from sdm.ops.sparse_delta_rule.inputs import UPDATES, Tokens, check_shapes
 from sdm.ops.sparse_delta_rule.native import (
     sparse_delta_rule_native,
-    sparse_delta_rule_native_,
+    sparse_delta_step_native_,
     take_usual_step_,
     usual_step,
 )
@@ -21,7 +21,7 @@ from sdm.ops.sparse_delta_rule.reference import sparse_delta_rule_reference, spa
 __all__ = ["sparse_delta_rule", "sparse_delta_step_"]
 
 _BACKENDS = {"reference": sparse_delta_rule_reference, "chunked": sparse_delta_rule_chunked}
-_NATIVE_STATES = (torch.float32, torch.float64, torch.bfloat16)
+_NATIVE_STATES = {torch.float32: (torch.float32, torch.bfloat16), torch.float64: (torch.float64,)}
 
 
 def sparse_delta_rule(
@@ -79,6 +79,8 @@ def sparse_delta_rule(
         )
         return y.to(value.dtype), final_state if output_final_state else None
 
+    if chosen == "chunked" and in_forward_mode():
+        raise NotImplementedError('only backend="reference" has forward-mode derivatives (torch.func.jvp)')
     run = _BACKENDS[chosen]
     sequences = value.shape[0] if cu_seqlens is None else cu_seqlens.numel() - 1
     shape = (sequences, value.shape[2], num_slots, value.shape[3])
@@ -108,16 +110,20 @@ def sparse_delta_step_(
     tokens = Tokens(write_index, write_weight, value, beta, log_decay, read_index, read_weight)
     if core is not None and update in UPDATES and usual_step(state, tokens):
         return take_usual_step_(state, tokens, update == "slot")
+    check_tensor("state", state)
     if state.dim() != 4:
         raise ValueError(f"state must be [B,H,N,D], got shape {list(state.shape)}")
-    check_shapes(tokens, state, None, None, update, time="")
+    check_shapes(tokens, state, None, None, update, single_step=True)
     check_no_gradients("sparse_delta_step_", "sparse_delta_rule", state, *tokens)
     dtype = compute_dtype(*tokens, state)
-    if (
-        choose_backend("auto", value.device, dtype) == "native"
-        and state.is_contiguous()
-        and state.dtype in _NATIVE_STATES
-    ):
-        return sparse_delta_rule_native_(state, tokens, update=update)
+    native = choose_backend("auto", value.device, dtype) == "native"
+    # The core computes in float64 for a float64 state alone.
+    if native and state.is_contiguous() and state.dtype in _NATIVE_STATES[dtype]:
+        return sparse_delta_step_native_(state, tokens, update)
+    if native:
+        say_once(
+            f"sparse_delta_step_ in plain PyTorch, slower than the compiled core, serves a state of {state.dtype} with "
+            f"tokens of {dtype}; the core takes contiguous states of float32, bfloat16 or, with float64 tokens, float64"
+        )
     y = sparse_delta_step_reference_(state, tokens.floats_to(dtype), update)
     return y.to(value.dtype)

@@ -211,8 +211,8 @@ class _Sequences:
         cut = Tokens(*(x[chunk.position_GC] for x in self.flat))
         base_G11 = chunk.table_G[:, None, None] * self.num_slots
         floats = [cut.write_weight, cut.value, cut.beta, cut.log_decay, cut.read_weight]
-        mask = chunk.valid_GC
-        floats = [x * mask.view(*mask.shape, *[1] * (x.dim() - 2)) for x in floats]
+        absent = ~chunk.valid_GC
+        floats = [x.masked_fill(absent.view(*absent.shape, *[1] * (x.dim() - 2)), 0) for x in floats]
         return _match(cut.write_index + base_G11, cut.read_index + base_G11), floats
 
 
@@ -285,7 +285,7 @@ def _backward(
         pullback = torch.func.vjp(functools.partial(_run_chunk, addresses, update), state[addresses.slots_U], *floats)[
             1
         ]
-        grad_output_GCD = flat_grad_output[chunk.position_GC] * chunk.valid_GC[..., None]
+        grad_output_GCD = flat_grad_output[chunk.position_GC].masked_fill(~chunk.valid_GC[..., None], 0)
         grad_rows, *chunk_grads = pullback((grad_table[addresses.slots_U], grad_output_GCD))
         grad_table[addresses.slots_U] = grad_rows
         position = chunk.position_GC[chunk.valid_GC]

@@ -33,16 +33,16 @@ def check_shapes(
     num_slots: int | None,
     cu_seqlens: Tensor | None,
     update: str,
-    time: str = "T,",
+    single_step: bool = False,
 ) -> int:
     """Raise for anything that shapes, dtypes and devices can tell. Returns the number of slots.
 
-    `time` is empty for a single step, whose tensors have no time axis.
+    The tensors of a single step have no time axis, and its initial state is called `state`.
     """
     _check_tensors(tokens)
     lead = tokens.value.shape[:-1]
-    letters = f"B,{time}H"
-    if tokens.value.dim() != (4 if time else 3):
+    letters = "B,H" if single_step else "B,T,H"
+    if tokens.value.dim() != (3 if single_step else 4):
         raise ValueError(f"value must be [{letters},D], got shape {list(tokens.value.shape)}")
     for name, letter in (("write_index", "W"), ("write_weight", "W"), ("read_index", "R"), ("read_weight", "R")):
         check_shape(name, getattr(tokens, name), (*lead, None), f"[{letters},{letter}]")
@@ -54,9 +54,10 @@ def check_shapes(
         check_shape("log_decay", tokens.log_decay, (*lead, num_writes), f"[{letters}] or [{letters},W]")
     for name, size in (("write_index", num_writes), ("read_index", num_reads), ("value", tokens.value.shape[-1])):
         if size < 1:
-            raise ValueError(f"{name} must have a last dimension of at least 1, got shape {list(tokens[0].shape)}")
+            shape = list(getattr(tokens, name).shape)
+            raise ValueError(f"{name} must have a last dimension of at least 1, got shape {shape}")
 
-    num_slots = _check_state(tokens, initial_state, num_slots, cu_seqlens)
+    num_slots = _check_state(tokens, initial_state, num_slots, cu_seqlens, "state" if single_step else "initial_state")
     if num_writes > num_slots:
         raise ValueError(
             f"write_index has W = {num_writes} slots per token, but the memory has only num_slots = {num_slots}"
@@ -73,31 +74,38 @@ def _check_tensors(tokens: Tokens) -> None:
         (check_integer if name.endswith("index") else check_float)(name, x)
 
 
-def _check_state(tokens: Tokens, initial_state: Tensor | None, num_slots: int | None, cu_seqlens: Tensor | None) -> int:
+def _check_state(
+    tokens: Tokens, initial_state: Tensor | None, num_slots: int | None, cu_seqlens: Tensor | None, name: str
+) -> int:
     batch, heads, channels = tokens.value.shape[0], tokens.value.shape[-2], tokens.value.shape[-1]
     sequences, what = batch, "batch"
     if cu_seqlens is not None:
-        sequences, what = check_cu_seqlens(cu_seqlens, batch), "documents"
+        sequences, what = check_cu_seqlens(cu_seqlens, batch, tokens.value.device), "documents"
     if initial_state is None:
         if num_slots is None:
             raise ValueError("num_slots is needed when initial_state is None")
         if not isinstance(num_slots, int | torch.SymInt) or num_slots < 1:
             raise ValueError(f"num_slots must be a positive integer, got {num_slots!r}")
         return num_slots
-    check_tensor("initial_state", initial_state, tokens.value.device)
-    check_float("initial_state", initial_state)
+    check_tensor(name, initial_state, tokens.value.device)
+    check_float(name, initial_state)
     if initial_state.dim() == 3:
-        check_shape("initial_state", initial_state, (heads, None, channels), "[H,N,D] or one such table per sequence")
+        check_shape(name, initial_state, (heads, None, channels), "[H,N,D] or one such table per sequence")
+    elif name == "state":
+        check_shape(name, initial_state, (batch, heads, None, channels), "[B,H,N,D]")
     else:
         shape = (sequences, heads, None, channels)
-        check_shape("initial_state", initial_state, shape, f"[H,N,D], or [S,H,N,D] with S = {sequences} ({what})")
+        check_shape(name, initial_state, shape, f"[H,N,D], or [S,H,N,D] with S = {sequences} ({what})")
     if num_slots is not None and num_slots != initial_state.shape[-2]:
-        raise ValueError(f"num_slots = {num_slots}, but initial_state has {initial_state.shape[-2]} slots")
+        raise ValueError(f"num_slots = {num_slots}, but {name} has {initial_state.shape[-2]} slots")
     return initial_state.shape[-2]
 
 
 def check_values(tokens: Tokens, num_slots: int) -> None:
-    """Raise for indices out of range or repeated, and for decays that would grow the memory."""
+    """Raise for indices out of range or repeated, and for decays that would grow the memory. A traced graph has no
+    values to look at."""
+    if torch.compiler.is_compiling():
+        return
     check_range("write_index", tokens.write_index, num_slots)
     check_range("read_index", tokens.read_index, num_slots)
     index = tokens.write_index

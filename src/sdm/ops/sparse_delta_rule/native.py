@@ -15,6 +15,8 @@ import torch
 from torch import Tensor
 
 from sdm.native import require_core
+from sdm.ops.backends import goes_past_dispatcher
+from sdm.ops.checks import compute_dtype, mark_changed
 from sdm.ops.sparse_delta_rule.inputs import Tokens
 
 # A copied row costs memory traffic, an inverted one up to exp(threshold) units of rounding; see the README of this op.
@@ -60,21 +62,12 @@ def sparse_delta_rule_native(
     return y.to(value_dtype), final_state
 
 
-def sparse_delta_rule_native_(
-    state: Tensor,
-    tokens: Tokens,
-    cu_seqlens: Tensor | None = None,
-    update: str = "delta",
-) -> Tensor:
-    """Runs tokens over `state` [S,H,N,D] (contiguous; float32, float64 or bfloat16) in place, without gradients.
-
-    The tokens are [B,T,H,...], or [B,H,...] for a single step.
-    """
-    value_dtype = tokens.value.dtype
-    tokens = _kernel_types(tokens, torch.float64 if state.dtype == torch.float64 else torch.float32)
-    # A decode step is mostly overhead, and outside of torch.compile the dispatcher has nothing to add.
-    run = torch.ops.sdm.sparse_delta_rule_ if torch.compiler.is_compiling() else _forward_in_place
-    y: Tensor = run(state, *tokens, cu_seqlens, update == "slot")
+def sparse_delta_step_native_(state: Tensor, token: Tokens, update: str = "delta") -> Tensor:
+    """One token for each sequence, shapes without T; `state` [B,H,N,D] (contiguous; float32, float64 or bfloat16)
+    changes in place, without gradients."""
+    value_dtype = token.value.dtype
+    token = _kernel_types(token, torch.float64 if state.dtype == torch.float64 else torch.float32)
+    y: Tensor = torch.ops.sdm.sparse_delta_step_(state, *token, update == "slot")
     return y if y.dtype == value_dtype else y.to(value_dtype)
 
 
@@ -85,17 +78,21 @@ def usual_step(state: Tensor, tokens: Tokens) -> bool:
     included, goes the long way.
     """
     write_index, write_weight, value, beta, log_decay, read_index, read_weight = tokens
+    if not goes_past_dispatcher(state, *tokens):
+        return False
     for x in (state, *tokens):
-        if type(x) is not Tensor or not x.is_cpu or not x.is_contiguous():
+        if not x.is_contiguous():
             return False
     if not (
         state.dtype is write_weight.dtype is value.dtype is beta.dtype is log_decay.dtype is read_weight.dtype
         and value.dtype is torch.float32
         and write_index.dtype is read_index.dtype is torch.int64
+        and state.dim() == 4
+        and write_index.dim() == read_index.dim() == 3
     ):
         return False
-    B, H, N, D = state.shape if state.dim() == 4 else (0, 0, 0, 0)
-    W, R = write_index.shape[-1], read_index.shape[-1]
+    B, H, N, D = state.shape
+    W, R = write_index.shape[2], read_index.shape[2]
     return (
         value.shape == (B, H, D)
         and beta.shape == log_decay.shape == (B, H)
@@ -104,8 +101,6 @@ def usual_step(state: Tensor, tokens: Tokens) -> bool:
         and B > 0 < H
         and D > 0 < R
         and 0 < W <= N
-        and not torch.compiler.is_compiling()
-        and not (torch.is_grad_enabled() and any(x.requires_grad for x in (state, *tokens)))
     )
 
 
@@ -118,6 +113,7 @@ def take_usual_step_(state: Tensor, tokens: Tokens, slot_rule: bool) -> Tensor:
     flags = (True, False, slot_rule, None)
     pointers = (x.data_ptr() for x in tokens)
     require_core().sparse_delta_rule_forward(*sizes, *flags, *pointers, at, True, False, y.data_ptr(), None, at, False)
+    mark_changed(state)
     return y
 
 
@@ -129,8 +125,13 @@ def saved_rows(
     max_inversions: int = MAX_INVERSIONS,
 ) -> int:
     """How many of the B*T*H*W old rows backward copies instead of recovering them by inversion."""
-    problem = _Problem(tokens, None, num_slots, None, update == "slot").prepared()
-    return require_core().sparse_delta_rule_saved_rows(*problem.numbers(), threshold, max_inversions)
+    slot_rule = update == "slot"
+    problem = _Problem(_kernel_types(tokens, compute_dtype(*tokens)), None, num_slots, None, slot_rule).prepared()
+    with torch.no_grad():
+        _, _, error = _forward(*problem.tokens, *problem[1:], False, not slot_rule)
+    return require_core().sparse_delta_rule_saved_rows(
+        *problem.numbers(), threshold, max_inversions, _pointer(None if slot_rule else error)
+    )
 
 
 def _kernel_types(tokens: Tokens, dtype: torch.dtype) -> Tokens:
@@ -260,15 +261,14 @@ def _backward(*arguments: Any) -> tuple[Tensor, ...]:
     return grads
 
 
-def _forward_in_place(state: Tensor, *arguments: Any) -> Tensor:
-    if not state.is_contiguous():
-        raise ValueError("a state that is updated in place must be contiguous")
-    *tokens, cu_seqlens, slot_rule = arguments
-    problem = _Problem(Tokens(*tokens), None, state.shape[2], cu_seqlens, slot_rule).prepared()
+def _step(state: Tensor, *arguments: Any) -> Tensor:
+    *token, slot_rule = arguments
+    problem = _Problem(Tokens(*token), None, state.shape[2], None, slot_rule).prepared()
     y = torch.empty_like(problem.tokens.value)
     half = state.dtype == torch.bfloat16
     at = state.data_ptr()
     require_core().sparse_delta_rule_forward(*problem.numbers(), at, True, half, y.data_ptr(), None, at, half)
+    mark_changed(state)
     return y
 
 
@@ -287,6 +287,10 @@ def _gradients(ctx: Any, grad_y: Tensor | None, grad_final_state: Tensor | None,
     *tokens, initial_state, cu_seqlens, error = ctx.saved_tensors
     num_slots, slot_rule, plan = ctx.options
     grad_initial = ctx.needs_input_grad[7]
+    if not slot_rule and error.numel() < tokens[2].numel():
+        # The graph was traced where nobody asked for gradients (torch.export under no_grad).
+        problem = (*tokens, initial_state, num_slots, cu_seqlens, slot_rule)
+        error = torch.ops.sdm.sparse_delta_rule(*problem, False, True, *plan)[2]
     # A final state that was not asked for is empty, and so is its gradient.
     if grad_final_state is not None and grad_final_state.dim() == 1:
         grad_final_state = None
@@ -306,11 +310,17 @@ def _gradients(ctx: Any, grad_y: Tensor | None, grad_final_state: Tensor | None,
     return *grads, *(None,) * 7
 
 
+def _second_gradients(ctx: Any, *grads: Tensor) -> None:
+    raise NotImplementedError(
+        'second derivatives of sparse_delta_rule are not available with backend "native"; use backend="reference"'
+    )
+
+
 _TOKENS = (
     "Tensor write_index, Tensor write_weight, Tensor value, Tensor beta, Tensor log_decay, "
     "Tensor read_index, Tensor read_weight"
 )
-_PROBLEM = f"{_TOKENS}, Tensor? initial_state, int num_slots, Tensor? cu_seqlens, bool slot_rule"
+_PROBLEM = f"{_TOKENS}, Tensor? initial_state, SymInt num_slots, Tensor? cu_seqlens, bool slot_rule"
 _library = torch.library.Library("sdm", "FRAGMENT")
 
 
@@ -334,8 +344,9 @@ _register(
     _empty_gradients,
 )
 _register(
-    f"sparse_delta_rule_(Tensor(a!) state, {_TOKENS}, Tensor? cu_seqlens, bool slot_rule) -> Tensor",
-    _forward_in_place,
+    f"sparse_delta_step_(Tensor(a!) state, {_TOKENS}, bool slot_rule) -> Tensor",
+    _step,
     _empty_output,
 )
 torch.library.register_autograd("sdm::sparse_delta_rule", _gradients, setup_context=_setup_context, lib=_library)
+torch.library.register_autograd("sdm::sparse_delta_rule_backward", _second_gradients, lib=_library)
