@@ -100,3 +100,30 @@ def test_impossible_values_name_the_field(fields: dict[str, Any], names: list[st
 def test_wrong_types_name_the_field() -> None:
     with pytest.raises(Exception, match="backend"):
         tiny_config(backend=3)
+
+
+def test_one_field_swaps_the_layer_of_a_saved_configuration(tmp_path: Path) -> None:
+    tiny_config().save_pretrained(tmp_path)
+    config = sdm.SDMConfig.from_pretrained(tmp_path, global_layer="gdn")
+    assert config.layer_types == ["sliding_attention"] * 3 + ["gdn"]
+    assert sdm.SDMConfig.from_pretrained(tmp_path, num_hidden_layers=8).layer_types[3::4] == ["sdm", "sdm"]
+    for field, value in (("num_slots", 7), ("sliding_window", 0)):
+        with pytest.raises(Exception, match=field):
+            sdm.SDMConfig.from_pretrained(tmp_path, **{field: value})
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [
+        ("initial_state_std", float("nan")),
+        ("initializer_range", float("inf")),
+        ("rms_norm_eps", float("inf")),
+        ("rope_theta", True),
+        ("rope_theta", float("inf")),
+        ("backend", "none-such"),
+        ("head_dim", 64),
+    ],
+)
+def test_numbers_that_are_none(field: str, value: Any) -> None:
+    with pytest.raises(Exception, match=field):
+        tiny_config("full_attention", **{field: value})

@@ -180,3 +180,29 @@ def test_use_cache_follows_the_configuration() -> None:
         assert isinstance(model(tokens(1, 3)).past_key_values, sdm.SDMCache)
     assert model(tokens(1, 3)).past_key_values is None, "no state is kept while gradients are recorded"
     assert tiny_config(use_cache=False).use_cache is False
+
+
+def test_a_cache_of_another_model_is_refused_before_it_changes() -> None:
+    ours, theirs = tiny_model(), tiny_model(num_slots=36)
+    cache = sdm.SDMCache(theirs.config)
+    with torch.no_grad():
+        theirs(tokens(1, 4), past_key_values=cache)
+        for length in (1, 3):
+            with pytest.raises(ValueError, match="past_key_values is of another model: its num_slots is 36"):
+                ours(tokens(1, length), past_key_values=cache)
+    assert [layer.length for layer in cache.layers] == [4] * 4
+
+
+def test_a_limit_is_known_before_the_first_token() -> None:
+    model = tiny_model(max_position_embeddings=12)
+    with pytest.raises(ValueError, match="stream of 59 tokens exceeds max_position_embeddings = 12"):
+        model.generate(tokens(1, 10), max_new_tokens=50)
+
+
+def test_tokens_that_the_cache_has_seen() -> None:
+    model, ids = tiny_model(), tokens(1, 10)
+    cache = sdm.SDMCache(model.config)
+    with torch.no_grad():
+        model(ids, past_key_values=cache)
+    with pytest.raises(ValueError, match="past_key_values has seen 10 tokens"):
+        model.generate(ids, past_key_values=cache, max_new_tokens=3)

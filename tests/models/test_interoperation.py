@@ -11,6 +11,7 @@ from tokenizers import Tokenizer, models, pre_tokenizers
 from transformers import (
     AutoModelForCausalLM,
     DataCollatorForLanguageModeling,
+    DataCollatorWithFlattening,
     PreTrainedTokenizerFast,
     Trainer,
     TrainingArguments,
@@ -73,6 +74,41 @@ def test_trainer(tmp_path: Path, accumulation: int) -> None:
     assert_identical([loaded(ids).logits], [model.eval()(ids).logits])
 
 
+@pytest.mark.parametrize("kind", ["sdm", "gdn", "mamba2", "shifted"])
+def test_trainer_resumes(kind: str, tmp_path: Path) -> None:
+    def train(steps: int, resume: bool) -> Any:
+        arguments = TrainingArguments(
+            output_dir=str(tmp_path), max_steps=steps, save_steps=2, report_to=[], use_cpu=True, disable_tqdm=True
+        )
+        torch.manual_seed(0)
+        model = tiny_model(kind)
+        rows = [{"input_ids": tokens(8), "labels": tokens(8)} for _ in range(4)]
+        trainer = Trainer(model=model, args=arguments, train_dataset=rows)
+        trainer.train(resume_from_checkpoint=resume)
+        return trainer.state
+
+    train(2, resume=False)
+    assert train(4, resume=True).global_step == 4
+
+
+def test_flattened_batches() -> None:
+    model, documents = tiny_model(), [tokens(5), tokens(3)]
+    rows = [{"input_ids": ids.tolist()} for ids in documents]
+    expected = model(**DataCollatorWithFlattening()(rows)).loss
+    for option in ("return_flash_attn_kwargs", "return_seq_idx"):
+        batch = DataCollatorWithFlattening(**{option: True})(rows)
+        assert_identical([model(**batch).loss], [expected])
+
+
+@pytest.mark.parametrize("kind", ["sdm", "gdn", "mamba2", "shifted"])
+def test_an_offloaded_model_generates(kind: str) -> None:
+    accelerate = pytest.importorskip("accelerate")
+    model, ids = tiny_model(kind), tokens(1, 6)
+    expected = model.generate(ids, max_new_tokens=4, do_sample=False)
+    accelerate.cpu_offload(model, execution_device="cpu")
+    assert_identical([model.generate(ids, max_new_tokens=4, do_sample=False)], [expected])
+
+
 @pytest.mark.parametrize("kind", ["sdm", "gdn", "mamba2"])
 def test_lora(kind: str, tmp_path: Path) -> None:
     """Every projection is adapted, those of the gates too, and each counts."""
@@ -87,6 +123,10 @@ def test_lora(kind: str, tmp_path: Path) -> None:
     assert trained
     assert all("lora" in name and x.grad is not None and x.grad.abs().sum() > 0 for name, x in trained.items())
     generated = model.generate(input_ids=ids, max_new_tokens=4, do_sample=False)
+    cache = sdm.SDMCache(base.config)
+    with torch.no_grad():
+        model(input_ids=ids, past_key_values=cache)
+    assert len(sdm.MemoryState.from_cache(model, cache)) == 9
     model.save_pretrained(tmp_path)
     merged = model.merge_and_unload()
     assert_identical([merged.generate(input_ids=ids, max_new_tokens=4, do_sample=False)], [generated])

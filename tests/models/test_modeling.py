@@ -11,7 +11,7 @@ from transformers import AutoConfig, AutoModel, AutoModelForCausalLM
 
 import sdm
 from helpers import assert_close, assert_identical
-from tiny_models import STACKS, VOCABULARY, tiny_model, tokens
+from tiny_models import STACKS, VOCABULARY, tiny_config, tiny_model, tokens
 
 
 @pytest.fixture(params=STACKS)
@@ -237,6 +237,30 @@ def test_compiled_model_agrees() -> None:
     compiled(ids, labels=ids).loss.backward()
 
 
+def test_nothing_to_do(model: sdm.SDMForCausalLM) -> None:
+    for shape in ((0, 5), (2, 0)):
+        ids = torch.zeros(shape, dtype=torch.long)
+        assert model(ids).logits.shape == (*shape, VOCABULARY)
+        assert model(ids, labels=ids).loss == 0
+
+
+def test_float64_loss() -> None:
+    model, ids = tiny_model().double(), tokens(1, 6)
+    expected = F.cross_entropy(model(ids).logits[0, :-1], ids[0, 1:])
+    assert model(ids, labels=ids).loss.dtype == torch.float64
+    assert_close([model(ids, labels=ids).loss], [expected], 1e-12)
+
+
+def test_new_norms_of_an_old_checkpoint_are_initialised(tmp_path: Path) -> None:
+    tiny_model().save_pretrained(tmp_path)
+    loaded = sdm.SDMForCausalLM.from_pretrained(tmp_path, query_batch_norm=True)
+    norm = loaded.model.layers[3].mixer.query_batch_norm
+    assert norm.weight.eq(1).all()
+    assert norm.bias.eq(0).all()
+    assert norm.running_mean.eq(0).all()
+    assert norm.running_var.eq(1).all()
+
+
 class TestBadInput:
     def test_tokens_outside_the_vocabulary(self) -> None:
         for bad in (VOCABULARY, -1):
@@ -263,5 +287,25 @@ class TestBadInput:
             model(ids, past_key_values=object())
         with pytest.raises(ValueError, match="output_attentions"):
             model(ids, output_attentions=True)
-        with pytest.raises(TypeError, match="unexpected keyword"):
+        with pytest.raises(TypeError, match="no argument 'attention_msk'"):
             model(ids, attention_msk=None)
+        with pytest.raises(ValueError, match="position_ids"):
+            model(ids, position_ids=torch.arange(6))
+        with pytest.raises(ValueError, match="labels must be within"):
+            model(ids, labels=ids + VOCABULARY)
+
+    def test_fields_that_were_set_since(self) -> None:
+        config = tiny_config()
+        config.num_hidden_layers = 8
+        with pytest.raises(ValueError, match="num_hidden_layers = 8"):
+            sdm.SDMForCausalLM(config)
+        config = tiny_config()
+        config.global_layer = "gdn"
+        with pytest.raises(ValueError, match="global_layer = 'gdn' contradicts layer_types"):
+            sdm.SDMForCausalLM(config)
+
+    def test_limit_counts_documents(self) -> None:
+        model, ids = tiny_model(max_position_embeddings=6), tokens(1, 12)
+        model(ids, cu_seqlens=torch.tensor([0, 6, 12]))
+        with pytest.raises(ValueError, match="stream of 7 tokens exceeds max_position_embeddings = 6"):
+            model(ids, cu_seqlens=torch.tensor([0, 7, 12]))

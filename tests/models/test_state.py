@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import copy
 import json
+import pickle
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -239,3 +242,48 @@ class TestRefused:
             sdm.MemoryState.load(path, model).save(path)
         assert path.read_bytes() == before
         assert [entry.name for entry in path.parent.iterdir()] == ["state"]
+
+
+def test_a_copied_cache_goes_on(model: sdm.SDMForCausalLM) -> None:
+    """Transformers' way of using a prompt again."""
+    state = sdm.MemoryState.from_cache(model, listen(model, tokens(1, 9)))
+    cache, more = state.cache(model), tokens(1, 8)
+    copied = copy.deepcopy(cache)
+    assert_identical(logits(model, more, copied), logits(model, more, cache))
+    taken, expected = (sdm.MemoryState.from_cache(model, x) for x in (copied, cache))
+    assert all(not len(change) for change in taken.diff(expected).values())
+    with pytest.raises(TypeError, match=r"save\(\)"):
+        pickle.dumps(state)
+
+
+def test_a_cache_of_another_model() -> None:
+    cache = listen(tiny_model("sdm"), tokens(1, 5))
+    with pytest.raises(ValueError, match="past_key_values is of another model: its layer_types"):
+        sdm.MemoryState.from_cache(tiny_model("gdn"), cache)
+
+
+def test_weights_that_changed_unseen(tmp_path: Path) -> None:
+    model = tiny_model()
+    sdm.MemoryState.from_cache(model, listen(model, tokens(1, 5))).save(tmp_path / "state")
+    model.model.layers[0].mlp.up_proj.weight.data[3, 7] += 0.1
+    with pytest.raises(ValueError, match="the weights differ"):
+        sdm.MemoryState.load(tmp_path / "state", model)
+
+
+@pytest.mark.parametrize("pending", [[1000], [-1], [1.5], ["a"]])
+def test_pending_tokens_are_tokens(pending: list[Any]) -> None:
+    model = tiny_model()
+    cache = listen(model, tokens(1, 5))
+    with pytest.raises(ValueError, match="pending"):
+        sdm.MemoryState.from_cache(model, cache, pending=pending)
+
+
+def test_what_a_deep_state_holds_is_counted() -> None:
+    model = tiny_model()
+    state = sdm.MemoryState.from_cache(model, listen(model, tokens(1, 5)))
+    states = [state]
+    for _ in range(12):
+        states.append(sdm.MemoryState.from_cache(model, listen(model, tokens(1, 2), states[-1].cache(model))))
+    kept = {id(x): x for s in states for m in s._memories().values() for c in m.changes for x in (c.index, c.rows)}
+    rest = [x for s in states for content in s._contents if isinstance(content, dict) for x in content.values()]
+    assert sum(s.nbytes for s in states) == sum(x.nbytes for x in (*kept.values(), *rest))

@@ -100,7 +100,7 @@ def banded_attention(query_BTHD: Tensor, key: Tensor, value: Tensor, visible: Te
 
     key, value: [B,P+T,H,D]; no query sees more than P + 1 places. Returns [B,T,H,D].
     """
-    batch, time = query_BTHD.shape[:2]
+    time = query_BTHD.shape[1]
     if time == 0:
         return query_BTHD
     history = key.shape[1] - time
@@ -120,7 +120,7 @@ def banded_attention(query_BTHD: Tensor, key: Tensor, value: Tensor, visible: Te
         value_BNHKD.flatten(0, 1),
         attn_mask=mask_BNQK.flatten(0, 1).unsqueeze(1),
     )
-    return mixed.unflatten(0, (batch, -1)).transpose(2, 3).flatten(1, 2)[:, :time]
+    return mixed.unflatten(0, query_BNHQD.shape[:2]).transpose(2, 3).flatten(1, 2)[:, :time]
 
 
 def _unroll(ring_SHWD: Tensor, length: Tensor) -> Tensor:

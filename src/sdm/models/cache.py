@@ -30,13 +30,16 @@ class LayerCache(CacheLayerMixin):
         self.is_sliding = layer_type == "sliding_attention"
         self.state: Any = None
         self.length = 0
+        self._steps: bool | None = None
 
     def mix(self, layer: Any, x: Tensor, attention_mask: Tensor | None) -> Tensor:
         """Run `layer` on x [B,T,hidden_size] behind the tokens seen so far, and remember where it got to."""
         if self.state is not None and x.shape[0] != self.batch_size:
             raise ValueError(f"past_key_values holds {self.batch_size} rows, but the input has {x.shape[0]}")
         one_token = x.shape[1] == 1 and attention_mask is None
-        if self.state is not None and one_token and not torch.is_grad_enabled():
+        if self._steps is None:
+            self._steps = _can_step(layer)
+        if self.state is not None and one_token and self._steps and not torch.is_grad_enabled():
             self.state = map_state(_changeable, self.state)
             y = layer.step_(x[:, 0], self.state).unsqueeze(1)
         else:
@@ -107,8 +110,17 @@ class SDMCache(Cache):
 
     def __init__(self, config: SDMConfig) -> None:
         super().__init__(layers=[LayerCache(kind) for kind in config.layer_types or ()])
+        self._sizes = _state_sizes(config)
         # The MemoryState that all rows started from, if there was one: a state taken later shares with it.
         self.origin: Any = None
+
+    def check(self, config: SDMConfig) -> None:
+        """Raise unless the states fit a model of this configuration."""
+        for name, size in _state_sizes(config).items():
+            if self._sizes[name] != size:
+                raise ValueError(
+                    f"past_key_values is of another model: its {name} is {self._sizes[name]!r}, expected {size!r}"
+                )
 
     def reset(self) -> None:
         super().reset()
@@ -126,6 +138,29 @@ class SDMCache(Cache):
     def nbytes(self) -> int:
         """Bytes of all states."""
         return sum(layer.nbytes for layer in self.layers)
+
+
+def _state_sizes(config: SDMConfig) -> dict[str, Any]:
+    """The fields that decide about the shapes of the states."""
+    names = (
+        "layer_types",
+        "hidden_size",
+        "num_attention_heads",
+        "num_key_value_heads",
+        "sliding_window",
+        "num_memory_heads",
+        "num_slots",
+        "recurrent_key_dim",
+        "short_convolution",
+        "shift_keys",
+    )
+    return {name: getattr(config, name) for name in names}
+
+
+def _can_step(layer: Any) -> bool:
+    """Whether `step_` may be called past the layer's forward pass. Wrapped layers (peft) have none, and offloaded ones
+    (accelerate) have their weights inside of it only."""
+    return hasattr(layer, "step_") and not any(hasattr(module, "_hf_hook") for module in layer.modules())
 
 
 def _changeable(x: Tensor) -> Tensor:

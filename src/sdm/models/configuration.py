@@ -9,9 +9,14 @@ from typing import Any, ClassVar
 from huggingface_hub.dataclasses import strict
 from transformers import GenerationConfig, PreTrainedConfig
 
+from sdm.ops.backends import BACKENDS
+
 LOCAL_LAYERS = ("sliding_attention", "token_shift")
 GLOBAL_LAYERS = ("sdm", "gdn", "mamba2", "full_attention")
 LAYER_TYPES = (*LOCAL_LAYERS, *GLOBAL_LAYERS)
+
+# What layer_types is derived from.
+_PATTERN = {"num_hidden_layers", "global_layer", "global_layer_interval", "local_layer"}
 
 # What transformers itself hands to a config beside its fields.
 _TRANSFORMERS_KEYS = {
@@ -135,6 +140,21 @@ class SDMConfig(PreTrainedConfig):
 
     def __post_init__(self, **kwargs: Any) -> None:
         self._refuse_unknown(kwargs)
+        self.derive()
+        super().__post_init__(**kwargs)
+        self._check_rope()
+
+    @classmethod
+    def from_dict(cls, config_dict: dict[str, Any], **kwargs: Any) -> Any:
+        """transformers would set overriding fields when everything is checked and derived."""
+        given = {name: kwargs.pop(name) for name in list(kwargs) if name in SDMConfig.__annotations__}
+        config_dict = {**config_dict, **given}
+        if given.keys() & _PATTERN and "layer_types" not in given:
+            config_dict.pop("layer_types", None)
+        return super().from_dict(config_dict, **kwargs)
+
+    def derive(self) -> None:
+        """Check the fields and fill in those that are None. A model does it again, for fields that were set since."""
         self._check_sizes()
         self._derive_layers()
         self._derive_heads()
@@ -144,8 +164,6 @@ class SDMConfig(PreTrainedConfig):
             self.intermediate_size = math.ceil(8 * self.hidden_size / (3 * multiple)) * multiple
         if "mamba2" in (self.layer_types or ()) and not self.short_convolution:
             raise ValueError("short_convolution must be at least 1 for mamba2, got 0")
-        super().__post_init__(**kwargs)
-        self._check_rope()
 
     def validate_layer_type(self) -> None:
         """transformers knows a fixed list of layer types; ours are checked when they are derived."""
@@ -189,17 +207,18 @@ class SDMConfig(PreTrainedConfig):
         if not isinstance(self.short_convolution, int) or self.short_convolution < 0:
             raise ValueError(f"short_convolution must be a number of taps, or 0, got {self.short_convolution!r}")
         for name in ("initializer_range", "initial_state_std"):
-            if getattr(self, name) < 0:
-                raise ValueError(f"{name} must not be negative, got {getattr(self, name)}")
+            if not 0 <= getattr(self, name) < math.inf:
+                raise ValueError(f"{name} must be a number of at least 0, got {getattr(self, name)}")
         for name in ("rms_norm_eps", "memory_temperature"):
-            if not getattr(self, name) > 0:
-                raise ValueError(f"{name} must be positive, got {getattr(self, name)}")
+            if not 0 < getattr(self, name) < math.inf:
+                raise ValueError(f"{name} must be a positive number, got {getattr(self, name)}")
         choices = {
             "local_layer": LOCAL_LAYERS,
             "memory_update": ("delta", "slot"),
             "memory_weighting": ("softmax", "l2"),
             "memory_output_gate": ("sigmoid", "silu"),
             "hidden_act": ("silu",),
+            "backend": ("auto", *BACKENDS),
         }
         for name, options in choices.items():
             if getattr(self, name) not in options:
@@ -258,6 +277,8 @@ class SDMConfig(PreTrainedConfig):
                     raise ValueError(f"hidden_size must be even (rotary embeddings turn pairs), got {width}")
                 self.head_dim = next((size for size in sizes if width // size >= 4), sizes[-1])
         if self.num_attention_heads is None:
+            if width % self.head_dim:
+                raise ValueError(f"hidden_size = {width} must be divisible by head_dim = {self.head_dim}")
             self.num_attention_heads = width // self.head_dim
         if self.num_attention_heads * self.head_dim != width:
             raise ValueError(
@@ -301,7 +322,7 @@ class SDMConfig(PreTrainedConfig):
         if parameters.get("rope_type", "default") != "default":
             raise ValueError(f'rope_parameters["rope_type"] must be "default", got {parameters["rope_type"]!r}')
         theta = parameters.get("rope_theta")
-        if not isinstance(theta, (int, float)) or theta <= 0:
+        if not isinstance(theta, (int, float)) or isinstance(theta, bool) or not 0 < theta < math.inf:
             raise ValueError(f'rope_parameters["rope_theta"] must be a positive number, got {theta!r}')
 
 

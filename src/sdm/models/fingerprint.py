@@ -10,7 +10,6 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from sdm.layers import SparseDeltaMemory
 from sdm.models.configuration import SDMConfig
 
 # Fields that change neither the meaning nor the numbers of a state.
@@ -29,7 +28,6 @@ _FREE = {
     "tie_word_embeddings",
     "use_cache",
 }
-_SAMPLE = 4096
 
 
 @dataclass(frozen=True)
@@ -52,13 +50,23 @@ class Fingerprint:
 _known: weakref.WeakKeyDictionary[nn.Module, tuple[Any, Fingerprint]] = weakref.WeakKeyDictionary()
 
 
-def fingerprint(model: nn.Module) -> Fingerprint:
-    """The fingerprint of a model, worked out again only when its weights have changed."""
-    base: Any = getattr(model, "model", model)
+def fingerprint(model: nn.Module, again: bool = False) -> Fingerprint:
+    """The fingerprint of a model, worked out again when its weights have changed.
+
+    Weights that were changed through `.data` do not tell; `again` does not rely on it.
+    """
+    base = base_model(model)
     version = tuple((x.data_ptr(), x._version, x.dtype) for x in base.parameters())
-    if base not in _known or _known[base][0] != version:
+    if again or base not in _known or _known[base][0] != version:
         _known[base] = (version, Fingerprint(_architecture(base.config), _checksum(base)))
     return _known[base][1]
+
+
+def base_model(model: Any) -> Any:
+    """The SDMModel within a model with a head, or within an adapted one (peft)."""
+    if hasattr(model, "get_base_model"):
+        model = model.get_base_model()
+    return getattr(model, "model", model)
 
 
 def _architecture(config: SDMConfig) -> dict[str, Any]:
@@ -68,14 +76,9 @@ def _architecture(config: SDMConfig) -> dict[str, Any]:
 
 
 def _checksum(model: nn.Module) -> str:
-    """M0 in full, because saved rows are relative to it; of the other weights a sample, which another model fails."""
-    tables = {id(m.initial_state) for m in model.modules() if isinstance(m, SparseDeltaMemory)}
     value = 0
     for name, x in model.named_parameters():
-        flat = x.detach().reshape(-1)
-        if id(x) not in tables and flat.numel() > _SAMPLE:
-            flat = flat[:: flat.numel() // _SAMPLE]
-        value = zlib.crc32(_bytes(flat), zlib.crc32(f"{name} {x.dtype} {list(x.shape)}".encode(), value))
+        value = zlib.crc32(_bytes(x.detach()), zlib.crc32(f"{name} {x.dtype} {list(x.shape)}".encode(), value))
     return f"{value:08x}"
 
 

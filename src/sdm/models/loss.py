@@ -12,7 +12,7 @@ IGNORED = -100
 
 def next_token_targets(labels: Tensor, cu_seqlens: Tensor | None = None) -> Tensor:
     """The label of each token's successor, [B,T]; the last token of a row or of a packed document has none."""
-    targets = F.pad(labels[:, 1:], (0, 1), value=IGNORED)
+    targets = F.pad(labels[:, 1:], (0, min(1, labels.shape[1])), value=IGNORED)
     if cu_seqlens is not None:
         ends = cu_seqlens.to(labels.device, torch.int64)[1:] - 1
         targets[:, ends[ends >= 0]] = IGNORED
@@ -30,7 +30,7 @@ def chunked_cross_entropy(
         num_items: divides the sum instead of the number of targets, for batches that are accumulated.
     """
     hidden_states, targets = hidden_states.flatten(0, 1), targets.flatten()
-    total = hidden_states.new_zeros((), dtype=torch.float32)
+    total = hidden_states.new_zeros((), dtype=torch.promote_types(hidden_states.dtype, torch.float32))
     for hidden_piece, target_piece in zip(hidden_states.split(chunk_size), targets.split(chunk_size), strict=True):
         if torch.is_grad_enabled() and len(targets) > chunk_size:
             total = total + checkpoint(_sum, hidden_piece, head, target_piece, use_reentrant=False)
@@ -44,4 +44,6 @@ def chunked_cross_entropy(
 
 
 def _sum(hidden_states: Tensor, head: nn.Module, targets: Tensor) -> Tensor:
-    return F.cross_entropy(head(hidden_states).float(), targets, ignore_index=IGNORED, reduction="sum")
+    logits = head(hidden_states)
+    logits = logits.to(torch.promote_types(logits.dtype, torch.float32))
+    return F.cross_entropy(logits, targets, ignore_index=IGNORED, reduction="sum")

@@ -18,10 +18,11 @@ from transformers.modeling_outputs import BaseModelOutputWithPast, CausalLMOutpu
 from transformers.utils import can_return_tuple
 
 from sdm.layers import GatedDeltaNet, GatedMLP, Mamba2, SparseDeltaMemory
+from sdm.layers.masked_batch_norm import MaskedBatchNorm
 from sdm.layers.short_convolution import ShortConvolution
 from sdm.models.cache import SDMCache
 from sdm.models.configuration import SDMConfig
-from sdm.models.loss import chunked_cross_entropy, next_token_targets
+from sdm.models.loss import IGNORED, chunked_cross_entropy, next_token_targets
 from sdm.models.mixers import MIXERS
 
 
@@ -75,6 +76,11 @@ class SDMPreTrainedModel(PreTrainedModel):
                 init.zeros_(module.bias)
         elif isinstance(module, nn.RMSNorm):
             init.ones_(module.weight)
+        elif isinstance(module, MaskedBatchNorm):
+            for x in (module.weight, module.running_var):
+                init.ones_(x)
+            for x in (module.bias, module.running_mean):
+                init.zeros_(x)
         elif isinstance(module, ShortConvolution):
             _reset_unloaded(module, module.reset_parameters)
         elif isinstance(module, (SparseDeltaMemory, GatedDeltaNet, Mamba2)):
@@ -91,6 +97,7 @@ class SDMModel(SDMPreTrainedModel):
     """Embedding, blocks and final norm."""
 
     def __init__(self, config: SDMConfig) -> None:
+        config.derive()
         super().__init__(config)
         self.embed_tokens = nn.Embedding(config.vocab_size, config.hidden_size)
         self.layers = nn.ModuleList(SDMBlock(config, layer_idx) for layer_idx in range(config.num_hidden_layers))
@@ -133,6 +140,8 @@ class SDMModel(SDMPreTrainedModel):
         assert inputs_embeds is not None
         if past_key_values is not None and not isinstance(past_key_values, SDMCache):
             raise TypeError(f"past_key_values must be an sdm.SDMCache, got {type(past_key_values).__name__}")
+        if past_key_values is not None:
+            past_key_values.check(self.config)
         if cu_seqlens is None:
             cu_seqlens = _documents(position_ids, attention_mask, past_key_values)
         elif past_key_values is not None:
@@ -142,7 +151,7 @@ class SDMModel(SDMPreTrainedModel):
         use_cache = use_cache and cu_seqlens is None
         if use_cache and past_key_values is None:
             past_key_values = SDMCache(self.config)
-        self._check_length(inputs_embeds, past_key_values)
+        self._check_length(inputs_embeds, past_key_values, cu_seqlens)
         mask = _current_mask(attention_mask, inputs_embeds)
 
         x = inputs_embeds
@@ -162,7 +171,7 @@ class SDMModel(SDMPreTrainedModel):
             hidden_states=hidden_states,  # type: ignore[arg-type]
         )
 
-    def _check_tokens(self, input_ids: Tensor) -> None:
+    def _check_tokens(self, input_ids: Tensor, name: str = "input_ids") -> None:
         # Reading the extremes waits for a GPU; a training step there relies on the embedding's own assertion.
         free = input_ids.device.type == "cpu" or not torch.is_grad_enabled()
         if torch.compiler.is_compiling() or not free or not input_ids.numel():
@@ -170,17 +179,16 @@ class SDMModel(SDMPreTrainedModel):
         low, high = (int(x) for x in input_ids.aminmax())
         if low < 0 or high >= self.config.vocab_size:
             raise ValueError(
-                f"input_ids must be within 0 ... vocab_size - 1 = {self.config.vocab_size - 1}, "
+                f"{name} must be within 0 ... vocab_size - 1 = {self.config.vocab_size - 1}, "
                 f"got {low if low < 0 else high}"
             )
 
-    def _check_length(self, x: Tensor, cache: SDMCache | None) -> None:
+    def _check_length(self, x: Tensor, cache: SDMCache | None, cu_seqlens: Tensor | None) -> None:
         length = x.shape[1] + (0 if cache is None else cache.get_seq_length())
         limit = self.config.max_position_embeddings
-        if limit is not None and length > limit:
-            raise ValueError(
-                f"a stream of {length} tokens exceeds max_position_embeddings = {limit}; raise it or set it to None"
-            )
+        if limit is not None and length > limit and cu_seqlens is not None and not torch.compiler.is_compiling():
+            length = int(cu_seqlens.diff().max())
+        check_limit(length, limit)
 
 
 class SDMForCausalLM(SDMPreTrainedModel, GenerationMixin):
@@ -209,6 +217,7 @@ class SDMForCausalLM(SDMPreTrainedModel, GenerationMixin):
         logits_to_keep: int | Tensor = 0,
         cu_seqlens: Tensor | None = None,
         num_items_in_batch: Tensor | int | None = None,
+        **flattening: Any,
     ) -> CausalLMOutputWithPast:
         """Logits, and the loss if there are labels. The arguments that are not listed are those of `SDMModel`.
 
@@ -219,7 +228,12 @@ class SDMForCausalLM(SDMPreTrainedModel, GenerationMixin):
             logits_to_keep: compute only the last so many logits, or those at these places; 0 computes all.
             num_items_in_batch: divides the summed loss instead of the number of labels; `transformers.Trainer` passes
                 it when it accumulates gradients.
+            flattening: what `DataCollatorWithFlattening` adds for other kernels. Its cu_seq_lens_q are our cu_seqlens.
         """
+        for name in flattening.keys() - _FLATTENING:
+            raise TypeError(f"SDMForCausalLM.forward has no argument {name!r}")
+        if cu_seqlens is None:
+            cu_seqlens = flattening.get("cu_seq_lens_q")
         if cu_seqlens is None:
             cu_seqlens = _documents(position_ids, attention_mask, past_key_values)
         outputs = self.model(
@@ -240,6 +254,7 @@ class SDMForCausalLM(SDMPreTrainedModel, GenerationMixin):
         if labels is not None:
             if labels.shape != x.shape[:2]:
                 raise ValueError(f"labels must be [B,T] = {list(x.shape[:2])}, got shape {list(labels.shape)}")
+            self.model._check_tokens(labels.masked_fill(labels == IGNORED, 0), "labels")
             targets = next_token_targets(labels, cu_seqlens)
             size = targets.numel() if chunk_size is None else chunk_size
             loss = chunked_cross_entropy(x, self.lm_head, targets, size, num_items_in_batch)
@@ -267,8 +282,29 @@ class SDMForCausalLM(SDMPreTrainedModel, GenerationMixin):
                 f"cache_implementation = {generation_config.cache_implementation!r} is not available for this model, "
                 "whose cache is an sdm.SDMCache; leave it out"
             )
-        if model_kwargs.get("past_key_values") is None and generation_config.use_cache:
+        check_limit(max_cache_length, self.config.max_position_embeddings)
+        cache = model_kwargs.get("past_key_values")
+        if cache is None and generation_config.use_cache:
             model_kwargs["past_key_values"] = SDMCache(self.config)
+        # Without a mask, the tokens that are given are the whole stream.
+        stream = model_kwargs.get("attention_mask")
+        stream = model_kwargs.get("position_ids") if stream is None else stream
+        if cache is not None and stream is not None and stream.shape[-1] <= cache.get_seq_length():
+            raise ValueError(
+                f"past_key_values has seen {cache.get_seq_length()} tokens, but the stream has {stream.shape[-1]}: "
+                "pass all of its tokens, or the new ones with an attention_mask that is as long as the whole stream"
+            )
+
+
+def check_limit(length: int, limit: int | None) -> None:
+    if limit is not None and length > limit:
+        raise ValueError(
+            f"a stream of {length} tokens exceeds max_position_embeddings = {limit}; raise it or set it to None"
+        )
+
+
+# Arguments of DataCollatorWithFlattening.
+_FLATTENING = {"cu_seq_lens_q", "cu_seq_lens_k", "max_length_q", "max_length_k", "seq_idx"}
 
 
 def _reset_unloaded(module: nn.Module, reset: Callable[[], None]) -> None:
@@ -300,6 +336,8 @@ def _documents(position_ids: Tensor | None, attention_mask: Tensor | None, cache
     """Offsets of the documents of a row whose positions start anew."""
     if position_ids is None or cache is not None:
         return None
+    if position_ids.dim() != 2:
+        raise ValueError(f"position_ids must be [B,T], got shape {list(position_ids.shape)}")
     restarts = position_ids[:, 1:] == 0
     if torch.compiler.is_compiling():
         # How many documents there are is not known to the compiler.

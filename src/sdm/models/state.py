@@ -21,7 +21,7 @@ from sdm.layers import SparseDeltaMemory
 from sdm.layers.interface import LayerState
 from sdm.models import state_file
 from sdm.models.cache import SDMCache
-from sdm.models.fingerprint import Fingerprint, fingerprint
+from sdm.models.fingerprint import Fingerprint, base_model, fingerprint
 
 # A fork of a fork of a fork ... is looked up layer by layer; beyond this depth it is stored anew in one piece.
 MAX_DEPTH = 8
@@ -130,6 +130,17 @@ class MemoryState:
     ) -> None:
         self._model_id, self._kinds, self._contents = model_id, kinds, contents
         self._length, self._owned, self.pending = length, owned, tuple(pending)
+        vocab_size = model_id.architecture["vocab_size"]
+        for token in self.pending:
+            if not isinstance(token, int) or not 0 <= token < vocab_size:
+                raise ValueError(f"pending must be within 0 ... vocab_size - 1 = {vocab_size - 1}, got {token!r}")
+
+    def __deepcopy__(self: _State, memo: dict[int, Any]) -> _State:
+        """A state never changes: `copy.deepcopy(cache)`, transformers' way of using a prompt again, shares it."""
+        return self
+
+    def __reduce__(self) -> Any:
+        raise TypeError("a MemoryState is not pickled; write it with save() and read it with load()")
 
     @classmethod
     def from_cache(
@@ -139,8 +150,7 @@ class MemoryState:
         if not isinstance(cache, SDMCache):
             raise TypeError(f"cache must be an sdm.SDMCache, got {type(cache).__name__}")
         mixers = _mixers(model)
-        if len(cache.layers) != len(mixers):
-            raise ValueError(f"the cache has {len(cache.layers)} layers, the model has {len(mixers)}")
+        cache.check(base_model(model).config)
         if cache.batch_size == -1:
             raise ValueError("the cache is empty: run the model on some tokens first")
         if not -cache.batch_size <= row < cache.batch_size:
@@ -154,7 +164,8 @@ class MemoryState:
             below = None if origin is None else origin._contents[place]
             if isinstance(mixer, SparseDeltaMemory):
                 memory = _take_table(mixer, layer.state[row], below if isinstance(below, Memory) else None)
-                owned += memory.changes[-1].nbytes
+                shared = {id(change) for change in below.changes} if isinstance(below, Memory) else set()
+                owned += sum(change.nbytes for change in memory.changes if id(change) not in shared)
                 contents.append(memory)
                 kinds.append(None)
             else:
@@ -185,7 +196,7 @@ class MemoryState:
         return type(self)(self._model_id, self._kinds, self._contents, self._length, 0, self.pending)
 
     def __len__(self) -> int:
-        """Tokens seen."""
+        """Tokens seen, the padding of the row included."""
         return self._length
 
     @property
@@ -223,7 +234,7 @@ class MemoryState:
     @classmethod
     def load(cls: type[_State], path: str | PathLike[str], model: nn.Module) -> _State:
         """Read a state that this model, with these weights, has saved. Anything else is refused."""
-        model_id = fingerprint(model)
+        model_id = fingerprint(model, again=True)
         tensors, length, pending = state_file.read(path, model_id)
         device = next(model.parameters()).device
         contents: list[Content] = []
@@ -252,7 +263,7 @@ class MemoryState:
 
 
 def _mixers(model: Any) -> list[Any]:
-    return [block.mixer for block in getattr(model, "model", model).layers]
+    return [block.mixer for block in base_model(model).layers]
 
 
 def _memory(mixer: SparseDeltaMemory, dtype: torch.dtype, changes: tuple[SlotRows, ...]) -> Memory:
