@@ -157,3 +157,12 @@ def test_flops_add() -> None:
 def test_unknown_level() -> None:
     with pytest.raises(ValueError, match=r"level must be one of 1, 2, .*got 7"):
         sdm.ladder(7)
+
+
+def test_lengths_that_cannot_be() -> None:
+    costs = sdm.cost(sdm.ladder(1))
+    for call in (costs.state_elements_at, costs.flops_per_token, lambda n: costs.state_bytes(context=n)):
+        with pytest.raises(ValueError, match="context must not be negative"):
+            call(-5)
+    with pytest.raises(ValueError, match="length must be positive"):
+        costs.training_flops_per_token(0)

@@ -94,6 +94,7 @@ class Cost:
 
     def state_elements_at(self, context: int) -> int:
         """Elements of everything that is kept behind `context` tokens."""
+        _check_context(context)
         return sum(layer.state_elements(context) for layer in self.layers)
 
     def state_bytes(self, dtype: torch.dtype = torch.float32, context: int | None = None) -> int:
@@ -111,7 +112,8 @@ class Cost:
 
     def training_flops_per_token(self, length: int) -> int:
         """Forward and backward of a token, on average over a sequence of `length` tokens: three forward passes."""
-        _check_context(length - 1)
+        if length < 1:
+            raise ValueError(f"length must be positive, got {length}")
         forward = self.flops_per_token(0).total
         for layer in self.layers:
             seen = sum(layer.cached_tokens(place) for place in (length, 1)) / 2
