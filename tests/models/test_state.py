@@ -95,7 +95,7 @@ def test_forks_share(tmp_path: Path) -> None:
     forks = [state.fork() for _ in range(100)]
     assert sum(fork.nbytes for fork in forks) == 0
     grown = [sdm.MemoryState.from_cache(model, listen(model, tokens(1, 2), fork.cache(model))) for fork in forks]
-    windows = sum(x.nbytes for content in state._contents if isinstance(content, dict) for x in content.values())
+    windows = sum(x.nbytes for content in state._contents for x in content.values() if isinstance(x, Tensor))
     assert sum(fork.nbytes - windows for fork in grown) < table
     rest = tokens(1, 8)
     for fork in grown[:3]:
@@ -285,5 +285,15 @@ def test_what_a_deep_state_holds_is_counted() -> None:
     for _ in range(12):
         states.append(sdm.MemoryState.from_cache(model, listen(model, tokens(1, 2), states[-1].cache(model))))
     kept = {id(x): x for s in states for m in s._memories().values() for c in m.changes for x in (c.index, c.rows)}
-    rest = [x for s in states for content in s._contents if isinstance(content, dict) for x in content.values()]
+    rest = [x for s in states for content in s._contents for x in content.values() if isinstance(x, Tensor)]
     assert sum(s.nbytes for s in states) == sum(x.nbytes for x in (*kept.values(), *rest))
+
+
+@pytest.mark.parametrize("shift_keys", [False, True])
+def test_a_short_conversation_is_a_small_file(shift_keys: bool, tmp_path: Path) -> None:
+    model = tiny_model(num_slots=1024, shift_keys=shift_keys)
+    state = sdm.MemoryState.from_cache(model, listen(model, tokens(1, 5)))
+    state.save(tmp_path / "state")
+    assert (tmp_path / "state").stat().st_size < 0.3 * model.model.layers[3].mixer.initial_state.nbytes
+    (changes,) = state.diff(sdm.MemoryState.from_cache(model, listen(model, tokens(1, 5)))).values()
+    assert len(changes) > 0

@@ -19,8 +19,9 @@ from torch import Tensor, nn
 
 from sdm.layers import SparseDeltaMemory
 from sdm.layers.interface import LayerState
+from sdm.layers.shifted_keys import ShiftedKeys
 from sdm.models import state_file
-from sdm.models.cache import SDMCache
+from sdm.models.cache import LayerCache, SDMCache
 from sdm.models.fingerprint import Fingerprint, base_model, fingerprint
 
 # A fork of a fork of a fork ... is looked up layer by layer; beyond this depth it is stored anew in one piece.
@@ -99,7 +100,8 @@ class SlotChanges:
         return len(self.slot)
 
 
-Content = Memory | dict[str, Tensor]
+# Of one layer, by the names of its state's tensors; a state that is a tensor itself is called "state".
+Content = dict[str, Tensor | Memory]
 _State = TypeVar("_State", bound="MemoryState")
 
 
@@ -161,18 +163,10 @@ class MemoryState:
         kinds: list[type[LayerState] | None] = []
         owned = 0
         for place, (mixer, layer) in enumerate(zip(mixers, cache.layers, strict=True)):
-            below = None if origin is None else origin._contents[place]
-            if isinstance(mixer, SparseDeltaMemory):
-                memory = _take_table(mixer, layer.state[row], below if isinstance(below, Memory) else None)
-                shared = {id(change) for change in below.changes} if isinstance(below, Memory) else set()
-                owned += sum(change.nbytes for change in memory.changes if id(change) not in shared)
-                contents.append(memory)
-                kinds.append(None)
-            else:
-                tensors = _take_tensors(layer.state, row, layer.layer_type)
-                owned += sum(x.nbytes for x in tensors.values())
-                contents.append(tensors)
-                kinds.append(None if isinstance(layer.state, Tensor) else type(layer.state))
+            below = {} if origin is None else origin._contents[place]
+            contents.append(_take(mixer, layer, row, below))
+            kinds.append(_kind(layer.state))
+            owned += _bytes(contents[-1], below)
         return cls(model_id, tuple(kinds), tuple(contents), cache.get_seq_length(), owned, pending)
 
     def cache(self, model: Any, batch_size: int = 1) -> SDMCache:
@@ -182,10 +176,7 @@ class MemoryState:
             raise ValueError(f"batch_size must be positive, got {batch_size}")
         cache = SDMCache(model.config)
         for layer, kind, content in zip(cache.layers, self._kinds, self._contents, strict=True):
-            if isinstance(content, Memory):
-                rows = {"state": content.table().expand(batch_size, *content.shape).contiguous()}
-            else:
-                rows = {name: x.repeat(batch_size, *[1] * (x.dim() - 1)) for name, x in content.items()}
+            rows = {name: _repeated(x, batch_size) for name, x in content.items()}
             layer.state = rows["state"] if kind is None else kind(**rows)
             layer.length = self._length
         cache.origin = self
@@ -208,9 +199,7 @@ class MemoryState:
     @property
     def total_nbytes(self) -> int:
         """Bytes that this state refers to, its own and shared ones, without M0."""
-        tables = sum(change.nbytes for memory in self._memories().values() for change in memory.changes)
-        rest = (x for content in self._contents if isinstance(content, dict) for x in content.values())
-        return tables + sum(x.nbytes for x in rest)
+        return sum(_bytes(content, {}) for content in self._contents)
 
     def diff(self, other: MemoryState) -> dict[int, SlotChanges]:
         """The slots in which two states of a model differ, by the index of the SDM layer."""
@@ -224,11 +213,12 @@ class MemoryState:
         """Write a safetensors file. It holds only the slots that differ from M0; it is complete or not there."""
         tensors: dict[str, Tensor] = {}
         for place, content in enumerate(self._contents):
-            if isinstance(content, Memory):
-                merged = content.merged()
-                tensors |= {f"layers.{place}.slots": merged.index, f"layers.{place}.rows": merged.rows}
-            else:
-                tensors |= {f"layers.{place}.{name}": x for name, x in content.items()}
+            for name, x in content.items():
+                if isinstance(x, Memory):
+                    merged = x.merged()
+                    tensors |= {f"layers.{place}.slots": merged.index, f"layers.{place}.rows": merged.rows}
+                else:
+                    tensors[f"layers.{place}.{name}"] = x
         state_file.write(path, tensors, self._model_id, self._length, self.pending)
 
     @classmethod
@@ -242,20 +232,25 @@ class MemoryState:
         for place, mixer in enumerate(_mixers(model)):
             prefix = f"layers.{place}."
             found = {name.removeprefix(prefix): x.to(device) for name, x in tensors.items() if name.startswith(prefix)}
-            if isinstance(mixer, SparseDeltaMemory):
-                state_file.check_slots(path, place, found, mixer.num_heads * mixer.num_slots, mixer.head_dim)
-                contents.append(_memory(mixer, found["rows"].dtype, (SlotRows(found["slots"], found["rows"]),)))
-                kinds.append(None)
-            else:
-                example = mixer.start_state(1)
-                state_file.check_tensors(path, place, found, example)
-                contents.append(found)
-                kinds.append(None if isinstance(example, Tensor) else type(example))
+            example, table = mixer.start_state(1), _table(mixer)
+            content: Content = {}
+            if table is not None:
+                name, memory = table
+                slots = memory.num_heads * memory.num_slots
+                index, rows = state_file.take_slots(path, place, found, slots, memory.head_dim)
+                content[name] = _memory(memory, rows.dtype, (SlotRows(index, rows),))
+            expected = {name: x for name, x in _tensors(example).items() if name not in content}
+            state_file.check_tensors(path, place, found, expected)
+            contents.append({**content, **found})
+            kinds.append(_kind(example))
         owned = sum(x.nbytes for x in tensors.values())
         return cls(model_id, tuple(kinds), tuple(contents), length, owned, pending)
 
     def _memories(self) -> dict[int, Memory]:
-        return {place: content for place, content in enumerate(self._contents) if isinstance(content, Memory)}
+        """By the index of the layer; a layer has one at most."""
+        return {
+            place: x for place, content in enumerate(self._contents) for x in content.values() if isinstance(x, Memory)
+        }
 
     def __repr__(self) -> str:
         changed = sum(len(memory.merged().index) for memory in self._memories().values())
@@ -264,6 +259,38 @@ class MemoryState:
 
 def _mixers(model: Any) -> list[Any]:
     return [block.mixer for block in base_model(model).layers]
+
+
+def _table(mixer: Any) -> tuple[str, SparseDeltaMemory] | None:
+    """The tensor of a layer's state that is an SDM table, and the layer that it belongs to."""
+    if isinstance(mixer, ShiftedKeys) and isinstance(mixer.layer, SparseDeltaMemory):
+        return "memory", mixer.layer
+    return ("state", mixer) if isinstance(mixer, SparseDeltaMemory) else None
+
+
+def _tensors(state: Tensor | LayerState) -> dict[str, Tensor]:
+    return {"state": state} if isinstance(state, Tensor) else state.tensors()
+
+
+def _kind(state: Tensor | LayerState) -> type[LayerState] | None:
+    return None if isinstance(state, Tensor) else type(state)
+
+
+def _bytes(content: Content, below: Content) -> int:
+    """Bytes of a content, without the rows that it shares with the one below."""
+    total = 0
+    for name, x in content.items():
+        under = below.get(name)
+        shared = {id(change) for change in under.changes} if isinstance(under, Memory) else set()
+        parts = [change for change in x.changes if id(change) not in shared] if isinstance(x, Memory) else [x]
+        total += sum(part.nbytes for part in parts)
+    return total
+
+
+def _repeated(x: Tensor | Memory, batch_size: int) -> Tensor:
+    if isinstance(x, Memory):
+        return x.table().expand(batch_size, *x.shape).contiguous()
+    return x.repeat(batch_size, *[1] * (x.dim() - 1))
 
 
 def _memory(mixer: SparseDeltaMemory, dtype: torch.dtype, changes: tuple[SlotRows, ...]) -> Memory:
@@ -285,14 +312,18 @@ def _take_table(mixer: SparseDeltaMemory, table_HND: Tensor, below: Memory | Non
     return replace(below, changes=(*below.changes, SlotRows(index, now[index])))
 
 
-def _take_tensors(state: Any, row: int, layer_type: str) -> dict[str, Tensor]:
-    tensors = {"state": state} if isinstance(state, Tensor) else state.tensors()
-    taken = {name: x[row : row + 1 or None].detach().clone() for name, x in tensors.items()}
-    if layer_type == "full_attention":
+def _take(mixer: Any, layer: LayerCache, row: int, below: Content) -> Content:
+    """The state of one row: of a table what differs from the one below, of the rest a copy."""
+    tensors, table, taken = _tensors(layer.state), _table(mixer), Content()
+    if table is not None:
+        name, memory = table
+        under = below.get(name)
+        taken[name] = _take_table(memory, tensors.pop(name)[row], under if isinstance(under, Memory) else None)
+    rest = {name: x[row : row + 1 or None].detach() for name, x in tensors.items()}
+    if layer.layer_type == "full_attention":
         # The buffers have room for tokens to come.
-        filled = int(taken["length"])
-        taken |= {name: taken[name][:, :, :filled].clone() for name in ("key", "value")}
-    return taken
+        rest |= {name: rest[name][:, :, : int(rest["length"])] for name in ("key", "value")}
+    return taken | {name: x.clone() for name, x in rest.items()}
 
 
 def _difference(mine: Memory, theirs: Memory) -> SlotChanges:

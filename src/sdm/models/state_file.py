@@ -61,18 +61,21 @@ def read(path: str | PathLike[str], model_id: Fingerprint) -> tuple[dict[str, Te
     return tensors, header["length"], header["pending"]
 
 
-def check_slots(path: str | PathLike[str], layer: int, found: dict[str, Tensor], slots: int, channels: int) -> None:
-    if set(found) != {"slots", "rows"}:
+def take_slots(
+    path: str | PathLike[str], layer: int, found: dict[str, Tensor], slots: int, channels: int
+) -> tuple[Tensor, Tensor]:
+    """Takes the changed rows of a table out of the tensors of a layer: slots [n] and rows [n,D]."""
+    if not {"slots", "rows"} <= set(found):
         raise _error(path, f"layer {layer} needs slots and rows, got {sorted(found)}")
-    index, rows = found["slots"], found["rows"]
+    index, rows = found.pop("slots"), found.pop("rows")
     if rows.shape != (len(index), channels) or not rows.is_floating_point() or index.dtype != torch.int64:
         raise _error(path, f"layer {layer} has rows of shape {list(rows.shape)} for {len(index)} slots")
     if len(index) and (index[0] < 0 or index[-1] >= slots or bool((index.diff() <= 0).any())):
         raise _error(path, f"layer {layer} names slots outside 0 ... {slots - 1} or out of order")
+    return index, rows
 
 
-def check_tensors(path: str | PathLike[str], layer: int, found: dict[str, Tensor], example: Any) -> None:
-    expected = {"state": example} if isinstance(example, Tensor) else example.tensors()
+def check_tensors(path: str | PathLike[str], layer: int, found: dict[str, Tensor], expected: dict[str, Tensor]) -> None:
     if set(found) != set(expected):
         raise _error(path, f"layer {layer} needs {sorted(expected)}, got {sorted(found)}")
     for name, x in found.items():
