@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import json
+import os
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
+from safetensors.torch import load_file, save_file
 
 import sdm
 from models.test_interoperation import tiny_tokenizer
@@ -85,6 +89,154 @@ def test_clear_errors(run: Path, tmp_path: Path) -> None:
         path.unlink()
     with pytest.raises(SystemExit, match="--tokens"):
         main(["generate", str(run), "--prompt", "x"])
+
+
+def refusal(*arguments: object) -> str:
+    """The one message with which a command ends; any other error than SystemExit would be a traceback."""
+    with pytest.raises(SystemExit) as ending:
+        main([str(argument) for argument in arguments])
+    message = ending.value.code
+    assert isinstance(message, str), "a code of its own would print nothing, or mean success"
+    assert message.startswith("error: ")
+    assert "\n" not in message
+    return message
+
+
+@pytest.mark.parametrize(
+    ("arguments", "named"),
+    [
+        ("--tokens 97", "--tokens must be of tokens within 0 ... 96, got 97"),
+        ("--tokens -1", "--tokens must be of tokens within 0 ... 96, got -1"),
+        ("--tokens 1 --prompt x", "either --prompt or --tokens"),
+        ("--tokens 1 --max-new-tokens 0", "--max-new-tokens"),
+        ("--tokens 1 --max-new-tokens -3", "--max-new-tokens"),
+        ("--tokens 1 --top-k -1", "--top-k"),
+        ("--tokens 1 --temperature -1", "--temperature"),
+        ("--tokens 1 --temperature nan", "--temperature"),
+        ("--tokens 1 --temperature inf", "--temperature"),
+        ("--tokens 1 --temperature 1e-45", "--temperature"),
+        ("--tokens 1 --seed 99999999999999999999", "--seed"),
+        ("--tokens 1 2 3 4 5 6 7 8 9 --max-new-tokens 1", "stream of 9, but the model's max_position_embeddings is 8"),
+        ("--tokens 1 --max-new-tokens 9", "lower --max-new-tokens"),
+        ("--prompt \udcff", "--prompt"),
+    ],
+)
+def test_generate_refuses_arguments(tmp_path: Path, arguments: str, named: str) -> None:
+    tiny_model("sdm", max_position_embeddings=8).save_pretrained(tmp_path)
+    tiny_tokenizer().save_pretrained(tmp_path)
+    assert named in refusal("generate", tmp_path, *arguments.split())
+
+
+def test_the_longest_stream_is_not_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    tiny_model("sdm", max_position_embeddings=8).save_pretrained(tmp_path)
+    assert len(generated([str(tmp_path), "--tokens", "1", "--max-new-tokens", "8"], capsys).split()) == 8
+
+
+def test_generate_refuses_a_state_that_it_could_not_write(run: Path, tmp_path: Path) -> None:
+    """Before any token: the work would be lost."""
+    (run / "export" / "model.safetensors").unlink()
+    assert "--state must be a file" in refusal("generate", run, "--tokens", 1, "--state", tmp_path)
+    for folder in ("nodir", "run/export/config.json"):
+        path = tmp_path / folder / "s.sdm"
+        assert "--state must be in an existing folder" in refusal("generate", run, "--tokens", 1, "--state", path)
+
+
+def test_resume_without_prompt_or_tokenizer(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    tiny_model("sdm").save_pretrained(tmp_path / "model")
+    model, state = str(tmp_path / "model"), ["--state", str(tmp_path / "s.sdm")]
+    whole = generated([model, "--tokens", "5", "6", "--max-new-tokens", "7"], capsys).split()
+    generated([model, "--tokens", "5", "6", "--max-new-tokens", "4", *state], capsys)
+    assert generated([model, "--max-new-tokens", "3", *state], capsys).split() == whole[4:]
+    assert "no tokenizer" in refusal("generate", model, "--prompt", "x")
+
+
+@pytest.mark.parametrize(
+    ("file", "content", "named"),
+    [
+        ("model.safetensors", None, "the weights"),
+        ("model.safetensors", b"", "the weights"),
+        ("model.safetensors", 500, "the weights"),
+        ("model.safetensors", -500, "the weights"),
+        ("config.json", b"{", "config.json"),
+        ("config.json", b"[]", "config.json"),
+        ("config.json", b"\xff", "config.json"),
+        ("tokenizer.json", b"{", "the tokenizer"),
+        ("tokenizer.json", b"{}", "the tokenizer"),
+        ("tokenizer_config.json", b"null", "the tokenizer"),
+    ],
+)
+def test_damaged_files(run: Path, file: str, content: bytes | int | None, named: str) -> None:
+    path = run / "export" / file
+    if isinstance(content, int):
+        content = path.read_bytes()[:content]
+    path.unlink()
+    if content is not None:
+        path.write_bytes(content)
+    message = refusal("generate", run, "--prompt", "x")
+    assert "cannot load" in message
+    assert named in message
+    assert str(run) in message
+    if file == "config.json":
+        assert "cannot load" in refusal("info", run)
+
+
+def test_weights_that_do_not_fit(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = run / "export" / "model.safetensors"
+    weights = load_file(path)
+    head = weights.pop("lm_head.weight")
+    save_file(weights, path, {"format": "pt"})
+    assert "missing: lm_head.weight" in refusal("generate", run, "--tokens", 1)
+    save_file(weights | {"lm_head.weight": head[:50].clone()}, path, {"format": "pt"})
+    assert "mismatched: lm_head.weight" in refusal("generate", run, "--tokens", 1)
+    assert "REPORT" not in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("fields", "named"),
+    [
+        ({"hidden_size": "wide"}, "hidden_size"),
+        ({"hidden_size": -3}, "hidden_size must be a positive integer, got -3"),
+        ({"num_slots": 24}, "num_slots"),
+        ({"colour": 1}, "colour"),
+        ({"model_type": "llama"}, "model_type must be 'sdm', got 'llama'"),
+    ],
+)
+def test_bad_configurations(run: Path, fields: dict[str, Any], named: str) -> None:
+    path = run / "export" / "config.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | fields))
+    for command in (["info", run], ["generate", run, "--tokens", 1]):
+        message = refusal(*command)
+        assert named in message
+        assert str(path) in message
+
+
+def test_info_refuses_a_negative_context(run: Path) -> None:
+    assert "--context must not be negative, got -1" in refusal("info", run, "--context", -1)
+
+
+def test_figure_refuses_outputs(tmp_path: Path) -> None:
+    (tmp_path / "folder.png").mkdir()
+    (tmp_path / "file").touch()
+    for name, named in (
+        ("f.foo", "suffix must be one of"),
+        ("f", "suffix must be one of"),
+        ("folder.png", "is a folder"),
+        ("file/f.png", "file"),
+    ):
+        message = refusal("figure", "state-vs-flops", "--output", tmp_path / name)
+        assert f"cannot write --output {tmp_path / name}: " in message
+        assert named in message
+    assert sorted(os.listdir(tmp_path)) == ["file", "folder.png"], "nothing is left behind"
+
+
+def test_reproduce_refuses_no_processes() -> None:
+    assert "--processes" in refusal("reproduce", "quick", "--processes", 0)
+
+
+def test_traceback_on_demand(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("SDM_TRACEBACK", "1")
+    with pytest.raises(ValueError, match="--context"):
+        main(["info", str(run), "--context", "-1"])
 
 
 def test_help_is_quick_and_needs_no_transformers() -> None:

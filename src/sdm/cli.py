@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
+import json
+import math
+import os
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -42,7 +46,8 @@ class DrawFigure:
         from sdm.analysis.figures import draw
 
         path = self.output or Path(f"{self.name}.png")
-        draw(self.name, path)
+        with explained(f"cannot write --output {path}"):
+            draw(self.name, path)
         print(path)
 
 
@@ -60,9 +65,10 @@ class Info:
 
         from sdm import ops
         from sdm.analysis.tables import model_table
-        from sdm.models import SDMConfig
 
-        config = SDMConfig.from_pretrained(model_folder(self.model))
+        if self.context < 0:
+            raise ValueError(f"--context must not be negative, got {self.context}")
+        config = load_config(model_folder(self.model))
         Console().print(model_table(config, self.context))
         print(f"backend: {config.backend}; available here: {', '.join(ops.available_backends())}")
 
@@ -94,23 +100,24 @@ class Generate:
 
         from sdm.models import MemoryState, SDMCache
 
-        model = load_model(self.model)
-        tokenizer = None if self.tokens else load_tokenizer(self.model)
+        self.check_options()
+        folder = model_folder(self.model)
+        model = load_model(folder)
+        tokenizer = None if self.tokens else load_tokenizer(folder)
         resumed = None
         if self.state is not None and self.state.exists():
-            try:
-                resumed = MemoryState.load(self.state, model)
-            except ValueError as error:
-                raise SystemExit(str(error)) from error
+            resumed = MemoryState.load(self.state, model)
         prompt = list(self.tokens)
         if self.prompt is not None:
             if tokenizer is None:
-                raise SystemExit("give either --prompt or --tokens")
-            prompt = tokenizer(self.prompt, add_special_tokens=resumed is None)["input_ids"]
+                raise ValueError(f"{str(folder)!r} has no tokenizer; give the prompt as token ids with --tokens")
+            with explained("cannot tokenize --prompt"):
+                prompt = tokenizer(self.prompt, add_special_tokens=resumed is None)["input_ids"]
         ids = ([] if resumed is None else list(resumed.pending)) + prompt
         if not ids:
-            raise SystemExit("nothing to continue: give --prompt or --tokens, or resume a --state")
+            raise ValueError("nothing to continue: give --prompt or --tokens, or resume a --state")
         cache = SDMCache(model.config) if resumed is None else resumed.cache(model)
+        self.check_stream(model.config, prompt, cache.get_seq_length() + len(ids))
         sampling: dict[str, Any] = {"do_sample": False}
         if self.temperature > 0:
             sampling = {"do_sample": True, "temperature": self.temperature, "top_k": self.top_k}
@@ -132,6 +139,42 @@ class Generate:
             # The model has not seen the last token yet: it comes first when the stream is resumed.
             MemoryState.from_cache(model, cache, pending=new[-1:]).save(self.state)
 
+    def check_options(self) -> None:
+        """Refuse what cannot work before anything is loaded."""
+        if self.tokens and self.prompt is not None:
+            raise ValueError("give either --prompt or --tokens")
+        if self.max_new_tokens < 1:
+            raise ValueError(f"--max-new-tokens must be at least 1, got {self.max_new_tokens}")
+        # Below that, scores divided by the temperature overflow.
+        if self.temperature != 0 and not 1e-6 <= self.temperature < math.inf:
+            raise ValueError(f"--temperature must be 0 or a number from 1e-6 on, got {self.temperature}")
+        if self.top_k < 0:
+            raise ValueError(f"--top-k must be at least 1, or 0 for all tokens, got {self.top_k}")
+        if not 0 <= self.seed < 2**63:
+            raise ValueError(f"--seed must be within 0 ... 2^63 - 1, got {self.seed}")
+        if self.state is not None:
+            # A state that turns out not to be writable in the end would be lost.
+            if self.state.exists() and not self.state.is_file():
+                raise ValueError(f"--state must be a file, got {str(self.state)!r}")
+            if not (self.state.parent.is_dir() and os.access(self.state.parent, os.W_OK)):
+                raise ValueError(
+                    f"--state must be in an existing folder that can be written to, got {str(self.state)!r}"
+                )
+
+    def check_stream(self, config: Any, prompt: list[int], length: int) -> None:
+        """Refuse tokens that the model does not know, and more of them than it takes."""
+        for token in prompt:
+            if not 0 <= token < config.vocab_size:
+                option = "--tokens" if self.tokens else "--prompt"
+                raise ValueError(f"{option} must be of tokens within 0 ... {config.vocab_size - 1}, got {token}")
+        # The model does not see the last new token.
+        length, limit = length + self.max_new_tokens - 1, config.max_position_embeddings
+        if limit is not None and length > limit:
+            raise ValueError(
+                f"prompt and new tokens make a stream of {length}, but the model's max_position_embeddings is {limit}; "
+                "shorten the prompt or lower --max-new-tokens"
+            )
+
 
 @dataclass(frozen=True)
 class Train:
@@ -151,13 +194,9 @@ class Export:
     """The folder to write. By default `export` within the run's."""
 
     def run(self) -> None:
-        from sdm.training.errors import TrainingError
         from sdm.training.export import export_run
 
-        try:
-            print(export_run(self.run_dir, self.output))
-        except TrainingError as error:
-            raise SystemExit(f"error: {error}") from error
+        print(export_run(self.run_dir, self.output))
 
 
 @dataclass(frozen=True)
@@ -174,13 +213,10 @@ class Tokenizer:
     """Ids, the 256 bytes and the token between documents included."""
 
     def run(self) -> None:
-        from sdm.data import DataError, open_source, train_bpe
+        from sdm.data import open_source, train_bpe
 
-        try:
-            texts = (document.text for document in open_source(self.source).documents())
-            train_bpe(texts, self.vocab_size).save(self.output)
-        except DataError as error:
-            raise SystemExit(f"error: {error}") from error
+        texts = (document.text for document in open_source(self.source).documents())
+        train_bpe(texts, self.vocab_size).save(self.output)
         print(self.output)
 
 
@@ -198,6 +234,8 @@ class Reproduce:
     def run(self) -> None:
         from sdm.recipes.reproduce import reproduce
 
+        if self.processes < 1:
+            raise ValueError(f"--processes must be at least 1, got {self.processes}")
         raise SystemExit(reproduce(self.output, self.processes))
 
 
@@ -221,7 +259,23 @@ def main(arguments: list[str] | None = None) -> None:
 
         train(arguments[1:])
         return
-    tyro.extras.subcommand_cli_from_dict(COMMANDS, prog="sdm", description=__doc__, args=arguments).run()
+    command = tyro.extras.subcommand_cli_from_dict(COMMANDS, prog="sdm", description=__doc__, args=arguments)
+    try:
+        command.run()
+    except (OSError, ValueError) as error:
+        # What a user can mend is one message; SDM_TRACEBACK=1 shows where it comes from.
+        if os.environ.get("SDM_TRACEBACK") == "1":
+            raise
+        raise SystemExit(f"error: {error}") from error
+
+
+@contextlib.contextmanager
+def explained(attempt: str) -> Iterator[None]:
+    """Say in one line what was attempted when it fails: libraries name the fault alone, in errors of all kinds."""
+    try:
+        yield
+    except Exception as error:
+        raise ValueError(f"{attempt}: {' '.join(str(error).split())}") from error
 
 
 def model_folder(name: str) -> Path:
@@ -229,25 +283,53 @@ def model_folder(name: str) -> Path:
     for folder in (Path(name), Path(name) / EXPORT):
         if (folder / "config.json").is_file():
             return folder
-    raise SystemExit(f"{name!r} is neither a model's folder (no config.json) nor a run's (no {EXPORT}/config.json)")
+    raise ValueError(f"{name!r} is neither a model's folder (no config.json) nor a run's (no {EXPORT}/config.json)")
 
 
-def load_model(name: str) -> Any:
+def load_config(folder: Path) -> Any:
+    from sdm.models import SDMConfig
+
+    path = folder / "config.json"
+    with explained(f"cannot load {path}"):
+        fields = json.loads(path.read_text(encoding="utf-8"))
+        found = fields.get("model_type") if isinstance(fields, dict) else None
+        if found != SDMConfig.model_type:
+            raise ValueError(f"not a model of this library; model_type must be {SDMConfig.model_type!r}, got {found!r}")
+        return SDMConfig.from_pretrained(folder)
+
+
+def load_model(folder: Path) -> Any:
     from transformers.utils import logging
 
     from sdm.models import SDMForCausalLM
 
+    config = load_config(folder)
     logging.disable_progress_bar()
-    return SDMForCausalLM.from_pretrained(model_folder(name)).eval()
+    verbosity = logging.get_verbosity()
+    logging.set_verbosity_error()  # instead of a report of the weights that do not fit there is an error below
+    try:
+        with explained(f"cannot load the weights in {folder}, export or copy them again"):
+            loaded: Any = SDMForCausalLM.from_pretrained(
+                folder, config=config, output_loading_info=True, ignore_mismatched_sizes=True
+            )
+            model, report = loaded
+            for fault in ("missing", "unexpected", "mismatched"):
+                names = sorted(key if isinstance(key, str) else key[0] for key in report[f"{fault}_keys"])
+                if names:
+                    raise ValueError(f"they do not fit config.json; {fault}: {', '.join(names)}")
+    finally:
+        logging.set_verbosity(verbosity)
+    return model.eval()
 
 
-def load_tokenizer(name: str) -> Any:
+def load_tokenizer(folder: Path) -> Any:
+    """The tokenizer beside the model, or None."""
     from transformers import AutoTokenizer
 
-    folder = model_folder(name)
     if not any((folder / file).is_file() for file in ("tokenizer.json", "tokenizer_config.json")):
-        raise SystemExit(f"{str(folder)!r} has no tokenizer; give the prompt as token ids with --tokens")
-    return AutoTokenizer.from_pretrained(folder)
+        return None
+    with explained(f"cannot load the tokenizer in {folder}"):
+        return AutoTokenizer.from_pretrained(folder)
 
 
 if __name__ == "__main__":

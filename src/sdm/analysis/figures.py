@@ -8,6 +8,7 @@ import matplotlib
 
 matplotlib.use("Agg")
 import matplotlib.pyplot as plt
+from matplotlib.backend_bases import FigureCanvasBase
 from matplotlib.figure import Figure
 
 from sdm.files import new_file
@@ -52,6 +53,11 @@ FIGURES = {"state-vs-flops": state_vs_flops}
 
 def draw(name: str, path: Path) -> None:
     """Draw a figure of `FIGURES` into a file; the suffix of its name says which format."""
+    suffixes = [f".{kind}" for kind in sorted(FigureCanvasBase.get_supported_filetypes())]
+    if path.suffix.lower() not in suffixes:
+        raise ValueError(f"the suffix must be one of {', '.join(suffixes)}, got {path.name!r}")
+    if path.is_dir():
+        raise IsADirectoryError(f"{path} is a folder")
     figure = FIGURES[name]()
     path.parent.mkdir(parents=True, exist_ok=True)
     with new_file(path) as temporary:
