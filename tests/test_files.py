@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import os
 import stat
 from pathlib import Path
 
 import pytest
 
-from sdm.files import new_file, write_json
+from sdm.files import new_file, new_folder, remove_leftovers, write_json
 
 
 def test_a_failed_write_leaves_the_old_file(tmp_path: Path) -> None:
@@ -31,3 +32,30 @@ def test_others_may_read_what_the_user_lets_them(tmp_path: Path) -> None:
     ordinary.write_bytes(b"")
     write_json(ours, 1)
     assert stat.S_IMODE(ours.stat().st_mode) == stat.S_IMODE(ordinary.stat().st_mode)
+    (tmp_path / "folder").mkdir()
+    with new_folder(tmp_path / "new"):
+        pass
+    assert (tmp_path / "new").stat().st_mode == (tmp_path / "folder").stat().st_mode
+
+
+def test_a_folder_is_on_the_disk_before_it_has_its_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    synced = set()
+
+    def fsync(descriptor: int) -> None:
+        assert not (tmp_path / "new").exists() or len(synced) == 3
+        synced.add(os.fstat(descriptor).st_ino)
+
+    monkeypatch.setattr("os.fsync", fsync)
+    with new_folder(tmp_path / "new") as folder:
+        (folder / "sub").mkdir()
+        (folder / "sub" / "a").write_text("a")
+    assert synced >= {path.stat().st_ino for path in (tmp_path / "new", *(tmp_path / "new").rglob("*"))}
+
+
+def test_only_what_nobody_writes_is_left_over(tmp_path: Path) -> None:
+    (tmp_path / ".a-dead").mkdir()
+    (tmp_path / ".b-dead").mkdir()
+    with new_folder(tmp_path / "a") as folder:
+        remove_leftovers(tmp_path / "a")
+        assert {path.name for path in tmp_path.iterdir()} == {folder.name, ".b-dead"}
+    remove_leftovers(tmp_path / "nowhere" / "a")

@@ -7,7 +7,6 @@ import json
 import os
 import secrets
 import shutil
-import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -22,10 +21,9 @@ def new_file(path: Path) -> Iterator[Path]:
     temporary = path.with_name(f".{secrets.token_hex(4)}-{path.name}")
     try:
         yield temporary
-        with temporary.open("rb+") as file:
-            os.fsync(file.fileno())
+        _sync(temporary)
         temporary.replace(path)
-        _sync_folder(path.parent)
+        _sync(path.parent)
     finally:
         temporary.unlink(missing_ok=True)
 
@@ -43,29 +41,69 @@ def write_json(path: Path, value: Any) -> None:
 def new_folder(path: Path) -> Iterator[Path]:
     """A temporary folder that takes the name `path` when the block ends well and disappears when it does not.
 
-    If another process was faster, its folder stays: both were made from the same input.
+    What is in it is on the disk before it takes the name. If another process was faster, its folder stays: both were
+    made from the same input.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
-    temporary = Path(tempfile.mkdtemp(prefix=f".{path.name}-", dir=path.parent))
+    temporary = path.with_name(f"{_prefix(path)}{secrets.token_hex(4)}")
+    temporary.mkdir()
     try:
-        yield temporary
-        for folder in (temporary, *(child for child in temporary.rglob("*") if child.is_dir())):
-            _sync_folder(folder)
-        try:
-            temporary.rename(path)
-        except OSError:
-            if not path.is_dir():
-                raise
-        _sync_folder(path.parent)
+        with _locked(temporary):
+            yield temporary
+            for part in (*temporary.rglob("*"), temporary):
+                _sync(part)
+            try:
+                temporary.rename(path)
+            except OSError:
+                if not path.is_dir():
+                    raise
+            _sync(path.parent)
     finally:
         shutil.rmtree(temporary, ignore_errors=True)
 
 
-def _sync_folder(path: Path) -> None:
-    """A new name survives a power cut only once its folder is on the disk."""
-    if os.name != "posix":  # other systems cannot open a folder
+def remove_leftovers(path: Path) -> None:
+    """Remove what processes that were killed left of `new_folder(path)`; what is being written is locked and stays."""
+    if not path.parent.is_dir():
         return
-    descriptor = os.open(path, os.O_RDONLY)
+    for folder in list(path.parent.iterdir()):
+        if folder.name.startswith(_prefix(path)):
+            with _locked(folder) as free:
+                if free:
+                    shutil.rmtree(folder, ignore_errors=True)
+
+
+def _prefix(path: Path) -> str:
+    return f".{path.name}-"
+
+
+@contextlib.contextmanager
+def _locked(folder: Path) -> Iterator[bool]:
+    """An advisory lock that ends with the process, however it ends. Says whether it could be had."""
+    try:
+        import fcntl
+
+        descriptor = os.open(folder, os.O_RDONLY)
+    except (ImportError, OSError):  # no such locks on this system, or the folder has just gone
+        yield False
+        return
+    try:
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            free = True
+        except OSError:
+            free = False
+        yield free
+    finally:
+        os.close(descriptor)
+
+
+def _sync(path: Path) -> None:
+    """Bring a file, or the names in a folder, to the disk: only then do they survive a power cut."""
+    posix = os.name == "posix"
+    if not posix and path.is_dir():  # other systems cannot open a folder
+        return
+    descriptor = os.open(path, os.O_RDONLY if posix else os.O_RDWR)
     try:
         os.fsync(descriptor)
     finally:

@@ -52,6 +52,21 @@ def test_a_disk_that_cannot_be_written(make_source: Make, tmp_path: Path, monkey
     assert list((tmp_path / "tokens").iterdir()) == []
 
 
+def test_a_tokenizer_that_cannot_be_written(make_source: Make, tmp_path: Path) -> None:
+    (tmp_path / "cache").write_text("a file")
+    with pytest.raises(DataError, match=r"the tokenizer 'bpe:270' cannot be written to .*set data\.cache_dir"):
+        prepare_tokenizer("bpe:270", (make_source(TEXTS),), cache_dir=tmp_path / "cache")
+
+
+def test_what_a_killed_process_left_is_removed(make_source: Make, tmp_path: Path) -> None:
+    prepare_tokens(make_source(TEXTS), ByteTokenizer(), cache_dir=tmp_path)
+    (folder,) = (tmp_path / "tokens").iterdir()
+    left = folder.rename(folder.with_name(f".{folder.name}-dead"))
+    prepare_tokens(make_source(TEXTS), ByteTokenizer(), cache_dir=tmp_path)
+    assert not left.exists()
+    assert list((tmp_path / "tokens").iterdir()) == [folder]
+
+
 def test_trained_tokenizer_is_cached(make_source: Make, tmp_path: Path) -> None:
     said: list[str] = []
     source = make_source(TEXTS)

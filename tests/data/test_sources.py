@@ -45,6 +45,22 @@ def test_jsonl_plain_and_compressed(tmp_path: Path) -> None:
     assert len(texts(tmp_path)) == 6
 
 
+def test_compressed_frames(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A file may consist of several; one that is cut short is refused like a cut .gz, wherever a read ends."""
+    zstandard = pytest.importorskip("zstandard")
+    lines = [json.dumps({"text": f"{number} " * 50}).encode() + b"\n" for number in range(40)]
+    frames = [zstandard.compress(b"".join(lines[:20])), zstandard.compress(b"".join(lines[20:])[:-1])]
+    whole, file = b"".join(frames), tmp_path / "a.jsonl.zst"
+    for size in (7, len(frames[0]), 2**16):
+        monkeypatch.setattr("sdm.data.sources.COMPRESSED_BYTES", size)
+        file.write_bytes(whole)
+        assert texts(file) == [json.loads(line)["text"] for line in lines]
+        for cut in (2, len(frames[0]) - 1, len(frames[0]) + 1, len(whole) * 9 // 10, len(whole) - 1):
+            file.write_bytes(whole[:cut])
+            with pytest.raises(DataError, match=r"a\.jsonl\.zst cannot be read: .* middle of a compressed frame"):
+                texts(file)
+
+
 def test_parquet(tmp_path: Path) -> None:
     pyarrow = pytest.importorskip("pyarrow")
     parquet = pytest.importorskip("pyarrow.parquet")
@@ -99,6 +115,14 @@ def test_bad_files_are_named(tmp_path: Path, name: str, content: bytes, message:
     with pytest.raises(DataError, match=message) as error:
         texts(tmp_path / name)
     assert name in str(error.value)
+
+
+def test_dangling_link_is_named(tmp_path: Path) -> None:
+    (tmp_path / "a.txt").symlink_to(tmp_path / "nothing")
+    source = open_source(str(tmp_path))
+    for look in (source.identity, source.num_bytes, lambda: list(source.documents())):
+        with pytest.raises(DataError, match=r"a\.txt cannot be read"):
+            look()
 
 
 def test_missing_and_empty(tmp_path: Path) -> None:

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import json
+import sys
 from pathlib import Path
 
 import pytest
@@ -67,9 +68,21 @@ def test_fingerprints_tell_tokenizers_apart(bpe: HFTokenizer) -> None:
 
 
 @settings(deadline=None, max_examples=60)
-@given(st.text(alphabet=st.one_of(st.characters(max_codepoint=0x7F), st.sampled_from(" \n'slé\u00a0\u2028\x85"))))
+@given(st.text(alphabet=st.one_of(st.characters(max_codepoint=0x7F), st.sampled_from(" \n'slé\u00a0\u2028\x85漢字。"))))
 def test_looking_words_up_changes_nothing(bpe: HFTokenizer, text: str) -> None:
     assert WordCache(bpe._tokenizer).encode(text).tolist() == bpe.encode(text)
+
+
+def test_memory_of_words_is_bounded(bpe: HFTokenizer, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Pieces that are not ASCII may be whole documents: they are not kept. The others are, while there is room."""
+    words = WordCache(bpe._tokenizer)
+    document = "漢字仮名交じり文。\n" * 500 + "code = 1\n"
+    assert words.encode(document).tolist() == bpe.encode(document)
+    assert all(word.isascii() for word in words)
+    monkeypatch.setattr("sdm.data.words.MAX_BYTES", 10_000)
+    text = " ".join(f"word{number:x}" for number in range(1000))
+    assert words.encode(text).tolist() == bpe.encode(text)
+    assert 0 < sum(sys.getsizeof(word) + sys.getsizeof(ids) for word, ids in words.items()) <= 10_000
 
 
 def test_words_are_only_looked_up_where_it_is_exact(bpe: HFTokenizer) -> None:
@@ -112,6 +125,14 @@ def test_bad_tokenizers_are_named(tmp_path: Path) -> None:
     tokenizers.Tokenizer(models.WordLevel({"a": 0}, unk_token="a")).save(str(tmp_path / "tokenizer.json"))
     with pytest.raises(DataError, match="name it as eos_token"):
         load_tokenizer(tmp_path)
+    for content, message in (
+        (b'{"eos_token": ', "is damaged"),
+        (b"\xff", "is damaged"),
+        (b"[]", "must hold an object"),
+    ):
+        (tmp_path / "tokenizer_config.json").write_bytes(content)
+        with pytest.raises(DataError, match=rf"tokenizer_config\.json {message}"):
+            load_tokenizer(tmp_path)
 
 
 def test_vocabulary_sizes_that_cannot_be() -> None:
@@ -119,3 +140,6 @@ def test_vocabulary_sizes_that_cannot_be() -> None:
         train_bpe(TEXTS, 100)
     with pytest.raises(DataError, match="the text only gives"):
         train_bpe(["ab"], 1000)
+    for nothing in ([], ["", ""]):
+        with pytest.raises(DataError, match="there is no text"):
+            train_bpe(nothing, 257)

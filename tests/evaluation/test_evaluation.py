@@ -45,6 +45,14 @@ def test_nll_by_position(tmp_path: Path) -> None:
     assert total == pytest.approx(likelihood(model, batches).nll, rel=1e-5)
 
 
+def test_what_cannot_be_measured() -> None:
+    model, ids = tiny_model(), torch.zeros(2, 4, dtype=torch.int64)
+    with pytest.raises(ValueError, match=r"batch\.reset: .* state is not carried"):
+        token_nll(model, Batch(ids, ids, reset=torch.tensor([True, False])))
+    with pytest.raises(ValueError, match="no document is longer than 64 tokens"):
+        nll_by_position(model, [], doubling_edges(64))
+
+
 def test_recall_of_a_model_that_knows_nothing() -> None:
     config = MQARConfig(num_pairs=16, num_keys=64, num_values=16)
     accuracy = recall_accuracy(tiny_model(vocab_size=80), config, (4, 8), queries=256)

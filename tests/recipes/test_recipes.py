@@ -3,6 +3,13 @@
 from __future__ import annotations
 
 import json
+import os
+import shlex
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
@@ -10,11 +17,12 @@ import pytest
 
 from sdm.cli import main
 from sdm.data import CorpusConfig
+from sdm.data.mad import TASKS
 from sdm.models import cost, ladder
 from sdm.models.ladder import LEVELS
 from sdm.recipes import RECIPES, recipe
 from sdm.recipes.command import parse
-from sdm.recipes.jobs import Job, run_jobs
+from sdm.recipes.jobs import Job, JobFailed, run_jobs
 from sdm.recipes.mqar import mqar
 from sdm.recipes.registry import describe
 from sdm.recipes.reproduce import quick_jobs, report
@@ -29,6 +37,18 @@ def test_recipes_are_complete(name: str) -> None:
     config = recipe(name)
     assert from_json(TrainConfig, json.loads(json.dumps(to_json(config)))) == config
     assert describe(name)
+
+
+@pytest.mark.parametrize("task", TASKS)
+def test_tasks_of_mad(task: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit, match=f"mad-{task} "):
+        main(["train"])
+    steps = ["--schedule.steps", "2", "--schedule.warmup", "1", "--schedule.decay", "1"]
+    run = ["--data.batch-size", "2", "--run-dir", str(tmp_path / "run")]
+    main(["train", f"mad-{task}", *steps, *run])
+    printed = capsys.readouterr().out
+    assert "step 2/2" in printed
+    main(shlex.split(printed.split("`")[-2].removeprefix("sdm ")))
 
 
 @pytest.mark.parametrize("level", LEVELS)
@@ -108,8 +128,9 @@ def test_train_export_generate(tmp_path: Path, capsys: pytest.CaptureFixture[str
     }
     arguments = [part for name, value in fields.items() for part in (f"--{name}", str(value))]
     main(["train", "tiny-text", *arguments])
-    assert "step 4/4" in capsys.readouterr().out
-    main(["generate", str(tmp_path / "run"), "--prompt", "a mem", "--max-new-tokens", "3"])
+    printed = capsys.readouterr().out
+    assert "step 4/4" in printed
+    main([*shlex.split(printed.split("`")[-2].removeprefix("sdm ")), "--max-new-tokens", "3"])
     main(["export", str(tmp_path / "run"), "--output", str(tmp_path / "again")])
     for name in ("model.safetensors", "tokenizer.json"):
         assert (tmp_path / "again" / name).read_bytes() == (tmp_path / "run" / "export" / name).read_bytes()
@@ -150,6 +171,69 @@ def test_jobs(tmp_path: Path) -> None:
     assert results["language"]["positions"][0]["nll"] > 0
     assert seen[-1].keys() == {"recall", "language"}
     assert run_jobs(jobs, tmp_path / "runs", 2, seen.append) == results
+    longer = Job("recall", recall_run(schedule=ScheduleConfig(steps=10, warmup=2)), "recall")
+    assert run_jobs([longer], tmp_path / "runs", 2, seen.append)["recall"]["steps"] == 10
+
+
+def test_a_job_that_fails_says_why_in_one_line(tmp_path: Path) -> None:
+    config = text_run(tmp_path)
+    (tmp_path / "texts" / "0.txt").write_bytes(b"\xff")
+    with pytest.raises(JobFailed, match=r"^a failed:\nerror: source .* is not UTF-8") as failed:
+        run_jobs([Job("a", config, "language")], tmp_path / "runs", 1, lambda newest: None)
+    assert "Traceback" not in str(failed.value)
+
+
+JOBS = """
+import sys
+from pathlib import Path
+from sdm.recipes.ending import ending_with_one_message
+from sdm.recipes.jobs import Job, run_jobs
+from training.runs import recall_run
+from sdm.training import ScheduleConfig
+job = Job("a", recall_run(schedule=ScheduleConfig(steps=100_000, warmup=2)), "recall")
+with ending_with_one_message():
+    run_jobs([job], Path(sys.argv[1]), 1, lambda newest: None)
+"""
+TOKENISING = """
+import sys, time
+import sdm.data.prepare as prepare
+from sdm.cli import main
+prepare._write_splits = lambda *arguments: time.sleep(60)
+main(["train", *sys.argv[1:]])
+"""
+
+
+def stop(code: str, arguments: list[str], number: signal.Signals, begun: Callable[[], bool]) -> str:
+    """Start a program, send it a signal once it has begun, and return what it says about it."""
+    environment = os.environ | {"PYTHONPATH": str(Path(__file__).parents[1])}
+    command = [sys.executable, "-c", code, *arguments]
+    with subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
+        for _ in range(600):
+            if begun():
+                break
+            assert process.poll() is None
+            time.sleep(0.1)
+        process.send_signal(number)
+        _, said = process.communicate(timeout=60)
+        assert process.returncode == 128 + number
+        return said.decode()
+
+
+def test_jobs_save_before_a_signal_ends_them(tmp_path: Path) -> None:
+    said = stop(JOBS, [str(tmp_path)], signal.SIGTERM, (tmp_path / "a" / "metrics.jsonl").is_file)
+    assert said == "stopped: SIGTERM; the same command continues\n"
+    assert "which is saved" in (tmp_path / "a" / "log.txt").read_text()
+    assert list((tmp_path / "a" / "checkpoints").iterdir())
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_signals_while_tokenising_leave_nothing(tmp_path: Path, number: signal.Signals) -> None:
+    text_run(tmp_path)
+    tokens, fields = tmp_path / "cache" / "tokens", ["--data.tokenizer", "byte", "--run-dir", str(tmp_path / "run")]
+    fields += ["--data.sources", str(tmp_path / "texts"), "--data.cache-dir", str(tmp_path / "cache")]
+    said = stop(TOKENISING, ["tiny-text", *fields], number, lambda: tokens.is_dir() and any(tokens.iterdir()))
+    assert said == f"stopped: {number.name}; the same command continues\n"
+    assert not any(tokens.iterdir())
 
 
 def test_report(tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
@@ -160,7 +244,7 @@ def test_report(tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch:
     common = {"parameters": 10, "state_elements": 5, "flops_per_token": 7, "steps": 3, "lr": 1e-3, "seconds": 2.0}
     use = {"valid_loss": 1.0, "slot_use": [[1, 0.5, 0.4], [2, 0.9, 0.8]]}
     recall = {"accuracy": {str(k): 0.5 for k in (16, 32, 64, 128, 256, 512)}}
-    bins = [{"start": 0, "stop": 64, "nll": 3.0, "error": 0.1, "tokens": 64}]
+    bins = [{"start": 0, "stop": 64, "nll": 3.0, "error": 0.1, "tokens": 128}]
     results = {
         job.name: common | use | (recall if job.measure == "recall" else {"positions": bins, "nll": 3.0})
         for job in quick_jobs()
@@ -169,6 +253,7 @@ def test_report(tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch:
     printed = capsys.readouterr().out
     for text in ("K=256", "SDM", "GDN", "Not the paper's recipe", "W_q is initialised equal to W_k"):
         assert text in printed
+    assert "64 tokens of 2 documents, 128 tokens in all" in " ".join(printed.split()), "captions are wrapped"
     assert {path.name for path in (tmp_path / "figures").iterdir()} == {"recall.png", "position.png", "slot_use.png"}
     assert json.loads((tmp_path / "results.json").read_text())["deviations"]
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterable
 
 import tokenizers
@@ -32,7 +33,11 @@ def train_bpe(texts: Iterable[str], vocab_size: int, progress: bool = False) -> 
         initial_alphabet=sorted(pre_tokenizers.ByteLevel.alphabet()),
         show_progress=progress,
     )
-    tokenizer.train_from_iterator(texts, trainer)
+    texts = iter(texts)
+    some = next(filter(None, texts), None)
+    if some is None:
+        raise DataError("the source is empty: there is no text to train a tokenizer on")
+    tokenizer.train_from_iterator(itertools.chain([some], texts), trainer)
     trained = tokenizer.get_vocab_size()
     if trained < vocab_size:
         raise DataError(f"the text only gives {trained} tokens; set vocab_size to at most that, or train on more text")

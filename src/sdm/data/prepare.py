@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import json
 import math
@@ -17,7 +18,7 @@ from sdm.data.shards import FORMAT, TokenStore, TokenWriter
 from sdm.data.sources import Source
 from sdm.data.splits import SPLITS, split_documents
 from sdm.data.tokenization import Tokenizer, load_tokenizer
-from sdm.files import new_folder
+from sdm.files import new_folder, remove_leftovers
 
 BPE = "bpe:"
 BPE_BYTES = 8_000_000  # more text hardly changes a small vocabulary
@@ -49,11 +50,8 @@ def prepare_tokens(
     folder = cache_folder(cache_dir) / "tokens" / key[:32]
     if not folder.is_dir():
         announce(f"tokenising {source.name} into {folder}")
-        try:
-            with new_folder(folder) as temporary:
-                _write_splits(source, tokenizer, valid_fraction, test_fraction, temporary, description)
-        except OSError as error:  # what a source cannot read is a DataError already
-            raise DataError(f"the tokens of {source.name!r} cannot be written to {folder}: {error}") from error
+        with _writing(f"the tokens of {source.name!r}", folder) as temporary:
+            _write_splits(source, tokenizer, valid_fraction, test_fraction, temporary, description)
     store = TokenStore(folder / split, verify)
     if store.num_documents == 0:
         raise DataError(
@@ -83,9 +81,22 @@ def prepare_tokenizer(
         announce(f"training {spec} into {folder}")
         texts = (text for source in sources for text in _sample(source, valid_fraction, test_fraction))
         trained = train_bpe(texts, int(vocab_size))
-        with new_folder(folder) as temporary:
+        with _writing(f"the tokenizer {spec!r}", folder) as temporary:
             trained.save(temporary)
     return load_tokenizer(folder)
+
+
+@contextlib.contextmanager
+def _writing(what: str, folder: Path) -> Iterator[Path]:
+    """A new folder of the cache, without what a process that was killed left of it."""
+    try:
+        remove_leftovers(folder)
+        with new_folder(folder) as temporary:
+            yield temporary
+    except OSError as error:  # what a source cannot read is a DataError already
+        raise DataError(
+            f"{what} cannot be written to {folder}: {error}; make room, or set data.cache_dir or $SDM_CACHE"
+        ) from error
 
 
 def _write_splits(

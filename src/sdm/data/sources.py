@@ -2,24 +2,25 @@
 
 from __future__ import annotations
 
+import contextlib
 import gzip
 import importlib.util
-import io
 import itertools
 import json
 import os
 import sysconfig
 import zlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, BinaryIO, Protocol
 
 from sdm.data.errors import DataError, require
 
 FORMATS = (".jsonl", ".jsonl.gz", ".jsonl.zst", ".parquet")
 DEFAULT_SUFFIXES = (".txt", ".md", *FORMATS)
 HUGGING_FACE = "hf:"
+COMPRESSED_BYTES = 2**16  # read at a time
 
 
 @dataclass(frozen=True)
@@ -111,24 +112,34 @@ class FileSource:
 
     def documents(self) -> Iterator[Document]:
         for file in self.files:
-            try:
+            with self._readable(file):
                 yield from self._read(file)
-            except UnicodeDecodeError as error:
-                raise DataError(f"source {self.name!r}: {self.root / file} is not UTF-8: {error}") from error
-            except OSError as error:
-                raise DataError(f"source {self.name!r}: {self.root / file} cannot be read: {error}") from error
 
     def identity(self) -> Any:
-        stats = ((file, (self.root / file).stat()) for file in self.files)
+        stats = ((file, self._stat(file)) for file in self.files)
         return [self.text_key, [[file.as_posix(), stat.st_size, stat.st_mtime_ns] for file, stat in stats]]
 
     def num_bytes(self) -> int:
-        return sum((self.root / file).stat().st_size for file in self.files)
+        return sum(self._stat(file).st_size for file in self.files)
 
     def has(self, count: int) -> bool:
         if any(file.name.endswith(FORMATS) for file in self.files):
             return sum(1 for _ in itertools.islice(self.documents(), count)) == count
         return len(self.files) >= count
+
+    @contextlib.contextmanager
+    def _readable(self, file: Path) -> Iterator[None]:
+        """What goes wrong with a file names it."""
+        try:
+            yield
+        except UnicodeDecodeError as error:
+            raise DataError(f"source {self.name!r}: {self.root / file} is not UTF-8: {error}") from error
+        except OSError as error:
+            raise DataError(f"source {self.name!r}: {self.root / file} cannot be read: {error}") from error
+
+    def _stat(self, file: Path) -> os.stat_result:
+        with self._readable(file):
+            return (self.root / file).stat()
 
     def _read(self, file: Path) -> Iterator[Document]:
         path, name = self.root / file, file.as_posix()
@@ -233,10 +244,34 @@ def _lines(path: Path) -> Iterator[bytes]:
     elif path.suffix == ".zst":
         zstandard = require("zstandard", "zstd", f"reading {path.name}")
         try:
-            with zstandard.open(path, "rb") as file:
-                yield from io.BufferedReader(file)
-        except zstandard.ZstdError as error:
+            with path.open("rb") as file:
+                yield from _split_lines(_decompress_frames(file, zstandard.ZstdDecompressor()))
+        except (EOFError, zstandard.ZstdError) as error:
             raise OSError(str(error)) from error
     else:
         with path.open("rb") as file:
             yield from file
+
+
+def _decompress_frames(file: BinaryIO, decompressor: Any) -> Iterator[bytes]:
+    """The library's own reader takes a file that was cut short for a whole one."""
+    frame = None
+    while data := file.read(COMPRESSED_BYTES):
+        while data:
+            frame = frame or decompressor.decompressobj()
+            yield frame.decompress(data)
+            data, frame = (frame.unused_data, None) if frame.eof else (b"", frame)
+    if frame is not None:
+        raise EOFError("the file ends in the middle of a compressed frame")
+
+
+def _split_lines(pieces: Iterable[bytes]) -> Iterator[bytes]:
+    """Lines without their ends. What a line consists of is joined once, however many pieces it spans."""
+    line: list[bytes] = []
+    for piece in pieces:
+        first, *others = piece.split(b"\n")
+        line.append(first)
+        for other in others:
+            yield b"".join(line)
+            line = [other]
+    yield b"".join(line)

@@ -148,10 +148,20 @@ def load_tokenizer(spec: str | Path) -> Tokenizer:
     except Exception as error:  # the library raises nothing more specific
         raise DataError(f"tokenizer {str(spec)!r}: {file} is not a tokenizer: {error}") from error
     config_file = file.parent / "tokenizer_config.json"
-    config = json.loads(config_file.read_text(encoding="utf-8")) if config_file.is_file() else None
+    config = _read_object(config_file) if config_file.is_file() else None
     loaded = HFTokenizer(tokenizer, _eos_token(tokenizer, config or {}, file), config)
     byte = ByteTokenizer()
     return byte if loaded.fingerprint == byte.fingerprint else loaded
+
+
+def _read_object(file: Path) -> dict[str, Any]:
+    try:
+        value = json.loads(file.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise DataError(f"tokenizer: {file} is damaged: {error}; restore or remove it") from error
+    if not isinstance(value, dict):
+        raise DataError(f"tokenizer: {file} must hold an object, got {type(value).__name__}; restore or remove it")
+    return value
 
 
 def _eos_token(tokenizer: tokenizers.Tokenizer, config: dict[str, Any], file: Path) -> str:

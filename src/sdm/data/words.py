@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import re
+import sys
 from array import array
 
 import tokenizers
@@ -21,15 +22,17 @@ WORDS = re.compile(
 )
 # No word spans such a place, so a text may be cut there and its non-ASCII pieces left to the library.
 LINE_ENDS = re.compile(r"(?<=[!-~])(?=\n)")
-MAX_WORDS = 1_000_000
+MAX_BYTES = 2**27
+ENTRY_BYTES = 100  # of a dictionary, about, beside the word and its ids
 
 
 class WordCache(dict[str, bytes]):
-    """Maps a word to its ids, as bytes; a word that is not there yet is encoded."""
+    """Maps a word to its ids, as bytes; a word that is not there is encoded, and kept while there is room."""
 
     def __init__(self, tokenizer: tokenizers.Tokenizer) -> None:
         super().__init__()
         self._tokenizer = tokenizer
+        self._bytes = 0
 
     @staticmethod
     def serves(tokenizer: tokenizers.Tokenizer) -> bool:
@@ -48,9 +51,13 @@ class WordCache(dict[str, bytes]):
 
     def __missing__(self, word: str) -> bytes:
         ids = array("i", self._tokenizer.encode(word, add_special_tokens=False).ids).tobytes()
-        if len(self) >= MAX_WORDS:
-            self.clear()
-        self[word] = ids
+        if word.isascii():  # other pieces are lines or whole documents, which hardly come again
+            self._bytes += sys.getsizeof(word) + sys.getsizeof(ids) + ENTRY_BYTES
+            if self._bytes > MAX_BYTES:
+                self.clear()
+                self._bytes = 0
+            else:
+                self[word] = ids
         return ids
 
     def encode(self, text: str) -> Tensor:

@@ -33,7 +33,12 @@ class Likelihood:
 
 @torch.inference_mode()
 def token_nll(model: SDMForCausalLM, batch: Batch) -> Tensor:
-    """[B,T] float32 negative log-likelihood of each label, zero where there is none."""
+    """[B,T] float32 negative log-likelihood of each label, zero where there is none. Rows stand for themselves."""
+    if batch.reset is not None:
+        raise ValueError(
+            "batch.reset: the rows of a stream continue those of the batch before, whose state is not carried here; "
+            'open the corpus with layout "packed" or "rows"'
+        )
     device = next(model.parameters()).device
     batch = batch.to(device)
     hidden = model.model(input_ids=batch.input_ids, cu_seqlens=batch.cu_seqlens, use_cache=False).last_hidden_state

@@ -44,7 +44,10 @@ def doubling_edges(length: int, first: int = 64) -> list[int]:
 
 def nll_by_position(model: SDMForCausalLM, batches: Iterable[Batch], edges: Sequence[int]) -> list[PositionBin]:
     """The mean over all rows of each stretch of positions. Rows are as long as the last edge."""
-    rows = torch.cat([token_nll(model, batch).double() for batch in batches])
+    scored = [token_nll(model, batch).double() for batch in batches]
+    if not scored:
+        raise ValueError(f"batches: no document is longer than {edges[-1]} tokens; take a shorter length or more text")
+    rows = torch.cat(scored)
     bins = []
     for start, stop in itertools.pairwise(edges):
         means = rows[:, start:stop].mean(1)

@@ -4,17 +4,17 @@ from __future__ import annotations
 
 import argparse
 import json
-import sys
+import shlex
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated
 
 import tyro
 
-from sdm.data.errors import DataError
+from sdm.recipes.ending import ending_with_one_message
 from sdm.recipes.long_context import continue_from
 from sdm.recipes.registry import RECIPES, describe, recipe
-from sdm.training import TrainConfig, Trainer, TrainingError, TrainingStopped
+from sdm.training import TrainConfig, Trainer, TrainingError
 from sdm.training.config_file import read_config, to_json
 from sdm.training.run_folder import CONFIG
 
@@ -32,18 +32,15 @@ class TrainOptions:
 
 def train(arguments: list[str]) -> None:
     """Parse and run. Errors that a user can mend are one line."""
-    try:
+    with ending_with_one_message():
         options = parse(arguments)
         if options.print_config:
             print(json.dumps(to_json(options.config), indent=2))
             return
-        folder = Trainer(options.config, options.run_dir).run()
-    except (TrainingError, DataError) as error:
-        raise SystemExit(f"error: {error}") from error
-    except TrainingStopped as stopped:
-        print(f"stopped: {stopped}", file=sys.stderr)
-        raise SystemExit(stopped.exit_code) from stopped
-    print(f"{folder}: try `sdm generate {options.run_dir}`")
+        trainer = Trainer(options.config, options.run_dir)
+        folder = trainer.run()
+    prompt = "--tokens 1 2 3" if trainer.tokenizer is None else "--prompt 'The '"
+    print(f"{folder}: try `sdm generate {shlex.quote(str(options.run_dir))} {prompt}`")
 
 
 def parse(arguments: list[str]) -> TrainOptions:

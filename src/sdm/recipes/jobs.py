@@ -6,6 +6,7 @@ python -m sdm.recipes.jobs FOLDER      trains and measures the run that FOLDER/j
 from __future__ import annotations
 
 import json
+import shutil
 import signal
 import subprocess
 import sys
@@ -16,7 +17,8 @@ from pathlib import Path
 from typing import Any, Literal
 
 from sdm.files import write_json
-from sdm.training import TrainConfig
+from sdm.recipes.ending import ending_with_one_message
+from sdm.training import TrainConfig, TrainingError
 from sdm.training.config_file import from_json, to_json
 from sdm.training.monitor import read_metrics
 
@@ -32,7 +34,7 @@ class Job:
     measure: Literal["recall", "language"]
 
 
-class JobFailed(RuntimeError):
+class JobFailed(TrainingError):
     """A run did not end well; the message is its own."""
 
 
@@ -40,7 +42,10 @@ def run_jobs(
     jobs: list[Job], folder: Path, processes: int, progress: Callable[[dict[str, dict[str, float]]], None]
 ) -> dict[str, dict[str, Any]]:
     """Run all jobs, `processes` at a time. Those that have a result already are left alone: an interrupted reproduction
-    goes on where it was. `progress` is told the newest metrics of every job that has begun."""
+    goes on where it was. What another description left is removed. `progress` is told the newest metrics of every job
+    that has begun."""
+    for job in jobs:
+        _remove_other(job, folder / job.name)
     waiting = [job for job in jobs if not (folder / job.name / RESULT).is_file()]
     running: dict[str, subprocess.Popen[bytes]] = {}
     try:
@@ -63,10 +68,22 @@ def run_jobs(
 
 def _start(job: Job, folder: Path) -> subprocess.Popen[bytes]:
     folder.mkdir(parents=True, exist_ok=True)
-    description = {"name": job.name, "config": to_json(job.config), "measure": job.measure}
-    write_json(folder / JOB, description)
+    write_json(folder / JOB, _description(job))
+    command = [sys.executable, "-m", "sdm.recipes.jobs", str(folder)]
     with (folder / LOG).open("ab") as log:
-        return subprocess.Popen([sys.executable, "-m", "sdm.recipes.jobs", str(folder)], stdout=log, stderr=log)
+        # In a session of its own: Ctrl-C would reach it twice, and a second signal ends a run before it has saved.
+        return subprocess.Popen(command, stdout=log, stderr=log, start_new_session=True)
+
+
+def _description(job: Job) -> dict[str, Any]:
+    return {"name": job.name, "config": to_json(job.config), "measure": job.measure}
+
+
+def _remove_other(job: Job, folder: Path) -> None:
+    """A run that another job of this name left can neither be continued nor give its result to this one."""
+    file = folder / JOB
+    if file.is_file() and json.loads(file.read_text(encoding="utf-8")) != _description(job):
+        shutil.rmtree(folder)
 
 
 def _tail(path: Path, lines: int = 12) -> str:
@@ -78,11 +95,12 @@ def main(folder: Path) -> None:
     from sdm.recipes.measure import measure
     from sdm.training import Trainer
 
-    description = json.loads((folder / JOB).read_text(encoding="utf-8"))
-    config = from_json(TrainConfig, description["config"])
-    Trainer(config, folder).run()
-    result = measure(description["measure"], config, folder)
-    write_json(folder / RESULT, result)
+    with ending_with_one_message():
+        description = json.loads((folder / JOB).read_text(encoding="utf-8"))
+        config = from_json(TrainConfig, description["config"])
+        Trainer(config, folder).run()
+        result = measure(description["measure"], config, folder)
+        write_json(folder / RESULT, result)
 
 
 if __name__ == "__main__":

@@ -16,7 +16,7 @@ from sdm.training.export import EXPORT
 from sdm.training.monitor import read_metrics
 
 PAIRS = (16, 32, 64, 128, 256, 512)
-DOCUMENTS = 48
+DOCUMENTS = 48  # at most: held-out documents of a whole sequence may be fewer
 
 
 def measure(kind: str, config: TrainConfig, folder: Path) -> dict[str, Any]:

@@ -4,10 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import partial
+from typing import get_args
 
+from sdm.data.config import MADTask
 from sdm.models.ladder import LEVELS
 from sdm.recipes.ladder import GLOBAL_LAYERS, ladder_run
 from sdm.recipes.long_context import long_context
+from sdm.recipes.mad import mad
 from sdm.recipes.mqar import mqar
 from sdm.recipes.tiny import tiny_code, tiny_text
 from sdm.training import TrainConfig, TrainingError
@@ -18,6 +21,7 @@ RECIPES: dict[str, Callable[[], TrainConfig]] = {
     "mqar": mqar,
     "mqar-gdn": partial(mqar, "gdn", lr=5e-3),
     "mqar-attention": partial(mqar, "full_attention", lr=1.5e-3),
+    **{f"mad-{task}": partial(mad, task) for task in get_args(MADTask)},
     "long-context": long_context,
     **{
         f"ladder-{level}" + ("" if kind == "sdm" else f"-{name}"): partial(ladder_run, level, kind)

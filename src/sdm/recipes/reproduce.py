@@ -7,7 +7,6 @@ language models of code, compared by position in held-out documents.
 
 from __future__ import annotations
 
-import sys
 import time
 from pathlib import Path
 from typing import Any
@@ -18,7 +17,8 @@ from rich.table import Table
 from sdm.analysis.run_figures import position_figure, recall_figure, save, slot_use_figure
 from sdm.files import write_json
 from sdm.recipes import mqar, small_pair
-from sdm.recipes.jobs import Job, JobFailed, run_jobs
+from sdm.recipes.ending import ending_with_one_message
+from sdm.recipes.jobs import Job, run_jobs
 from sdm.recipes.measure import PAIRS
 from sdm.recipes.progress import make_progress
 
@@ -44,19 +44,13 @@ def quick_jobs() -> list[Job]:
 
 
 def reproduce(output: Path, processes: int = 2) -> int:
-    """Run everything into a folder. Returns the exit code."""
+    """Run everything into a folder. Returns the exit code; a run that fails or a signal exits by itself."""
     console, jobs, start = Console(), quick_jobs(), time.perf_counter()
-    _prepare_corpus(jobs, console)
-    try:
+    with ending_with_one_message():
+        _prepare_corpus(jobs, console)
         with make_progress({job.name: job.config.schedule.steps for job in jobs}) as progress:
             results = run_jobs(jobs, output, processes, progress)
-    except JobFailed as error:
-        print(error, file=sys.stderr)
-        return 1
-    except KeyboardInterrupt:
-        print("interrupted; the same command continues", file=sys.stderr)
-        return 130
-    report(results, output, console)
+        report(results, output, console)
     console.print(
         f"{(time.perf_counter() - start) / 60:.1f} minutes. Try:  sdm generate {output / 'code-sdm'} --prompt 'def '"
     )
@@ -139,12 +133,17 @@ def _size_table(models: dict[str, dict[str, Any]]) -> Table:
 def _position_table(code: dict[str, dict[str, Any]]) -> Table:
     table = Table(title="Held-out code: nats per token by position in the document")
     table.add_column("model")
-    for one in next(iter(code.values()))["positions"]:
+    bins = next(iter(code.values()))["positions"]
+    for one in bins:
         table.add_column(f"to {one['stop']}", justify="right")
     table.add_column("all", justify="right")
     for name, result in code.items():
         table.add_row(name, *(f"{one['nll']:.3f}" for one in result["positions"]), f"{result['nll']:.3f}")
-    table.caption = "Documents that neither training nor any choice has seen."
+    tokens, length = sum(one["tokens"] for one in bins), bins[-1]["stop"]
+    table.caption = (
+        f"The first {length} tokens of {tokens // length} documents, {tokens:,} tokens in all, that neither training "
+        "nor any choice has seen. One seed."
+    )
     return table
 
 

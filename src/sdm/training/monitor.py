@@ -5,12 +5,16 @@ from __future__ import annotations
 import json
 import sys
 from collections.abc import Mapping
+from datetime import timedelta
 from pathlib import Path
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 from sdm.files import write_bytes
 from sdm.training.config import MonitorConfig
 from sdm.training.errors import TrainingError
+
+if TYPE_CHECKING:
+    from rich.console import Console
 
 Metrics = Mapping[str, float | int]
 
@@ -30,19 +34,20 @@ class Monitor:
 
     def __init__(self, folder: Path, config: MonitorConfig, steps: int) -> None:
         self.folder = folder
-        self.display = make_display(config.display, folder.name, steps)
         self._path = folder / "metrics.jsonl"
         self._tensorboard = _tensorboard(folder) if config.tensorboard else None
         self._wandb = _wandb(config.wandb, folder) if config.wandb else None
+        # Last: a display that has begun hides the cursor, and what fails before it would leave it hidden.
+        self.display = make_display(config.display, folder.name, steps)
 
     def rewind(self, step: int) -> None:
-        """Forget the metrics of steps after `step`: they will be measured again."""
+        """Forget the metrics of steps after `step`: they will be measured again. A last line gets its end."""
         if not self._path.is_file():
             return
-        lines = self._path.read_text(encoding="utf-8").splitlines()
-        kept = [line for line in lines if _step_of(line) <= step]
-        if len(kept) < len(lines):
-            write_bytes(self._path, "".join(f"{line}\n" for line in kept).encode())
+        text = self._path.read_text(encoding="utf-8")
+        kept = "".join(f"{line}\n" for line in text.splitlines() if _step_of(line) <= step)
+        if kept != text:
+            write_bytes(self._path, kept.encode())
 
     def log(self, step: int, metrics: Metrics) -> None:
         with self._path.open("a", encoding="utf-8") as file:
@@ -108,31 +113,36 @@ class PlainDisplay:
 
 
 class LiveDisplay:
-    """A progress bar with the newest numbers."""
+    """A progress bar, and below it the newest numbers: beside it they would not fit into 80 columns."""
 
-    def __init__(self, name: str, steps: int) -> None:
-        from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+    def __init__(self, name: str, steps: int, console: Console | None = None) -> None:
+        from rich.live import Live
+        from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
+        from rich.table import Column
 
         self._progress = Progress(
-            TextColumn("[bold]{task.description}"),
+            TextColumn("{task.description}", "bold", markup=False, table_column=Column(max_width=32, no_wrap=True)),
             BarColumn(bar_width=24),
             MofNCompleteColumn(),
-            TimeRemainingColumn(),
-            TextColumn("{task.fields[summary]}"),
         )
-        self._task = self._progress.add_task(name, total=steps, summary="")
+        self._task = self._progress.add_task(name, total=steps)
         self._shown: dict[str, float | int] = {}
-        self._progress.start()
+        self._live = Live(self._progress, console=console, refresh_per_second=2)
+        self._live.start()
 
     def update(self, step: int, metrics: Metrics) -> None:
+        from rich.console import Group
+        from rich.text import Text
+
         self._shown |= metrics
-        self._progress.update(self._task, completed=step, summary=_summary(self._shown))
+        self._progress.update(self._task, completed=step)
+        self._live.update(Group(self._progress, Text(_summary(self._shown))))
 
     def message(self, text: str) -> None:
-        self._progress.console.print(text, markup=False, highlight=False)
+        self._live.console.print(text, markup=False, highlight=False)
 
     def close(self) -> None:
-        self._progress.stop()
+        self._live.stop()
 
 
 def _summary(metrics: Metrics) -> str:
@@ -144,10 +154,11 @@ def _summary(metrics: Metrics) -> str:
         ("tokens_per_second", "{:,.0f} tokens/s"),
         ("memory/slots_written", "slots written {:.0%}"),
         ("memory/slots_read", "read {:.0%}"),
-        ("seconds_left", "{:.0f} s left"),
     ):
         if key in metrics:
             parts.append(text.format(metrics[key]))
+    if "seconds_left" in metrics:
+        parts.append(f"{timedelta(seconds=round(metrics['seconds_left']))} left")
     return "  ".join(parts)
 
 

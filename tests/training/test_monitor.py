@@ -1,0 +1,55 @@
+"""What a person sees of a run, and what the file of metrics keeps."""
+
+from __future__ import annotations
+
+import io
+import json
+import sys
+from pathlib import Path
+
+import pytest
+from rich.console import Console
+
+from sdm.training import MonitorConfig, TrainingError
+from sdm.training.monitor import LiveDisplay, Monitor, read_metrics
+
+METRICS = {
+    "loss": 2.3456,
+    "valid/loss": 2.4567,
+    "lr": 3e-3,
+    "tokens_per_second": 12345.6,
+    "memory/slots_written": 0.95,
+    "memory/slots_read": 0.9,
+    "seconds_left": 3723.4,
+}
+
+
+@pytest.mark.parametrize("name", ["tiny-code", "a-long-name-" * 8])
+def test_live_display_fits_into_80_columns(name: str) -> None:
+    file = io.StringIO()
+    display = LiveDisplay(name, 100_000, Console(file=file, width=80, force_terminal=True, color_system=None))
+    display.update(12_345, METRICS)
+    display.message("a [message]")
+    display.close()
+    shown = file.getvalue()
+    for text in (name[:20], "12345/100000", "━", "loss 2.3456", "12,346 tokens/s", "1:02:03 left", "a [message]"):
+        assert text in shown
+
+
+def test_display_begins_last(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What fails before it leaves the terminal as it was."""
+    monkeypatch.setitem(sys.modules, "wandb", None)
+    monkeypatch.setattr("sdm.training.monitor.make_display", lambda *arguments: pytest.fail("began"))
+    with pytest.raises(TrainingError, match=r"monitor\.wandb needs wandb"):
+        Monitor(tmp_path, MonitorConfig(wandb="project"), 4)
+
+
+@pytest.mark.parametrize("end", ["", '\n{"step": 3', '\n{"step": 9, "loss": 1.0}\n'])
+def test_rewind_mends_the_end(tmp_path: Path, end: str) -> None:
+    (tmp_path / "metrics.jsonl").write_text('{"step": 1, "loss": 3.0}\n{"step": 2, "loss": 2.0}' + end)
+    monitor = Monitor(tmp_path, MonitorConfig(display="none"), 4)
+    monitor.rewind(2)
+    monitor.log(3, {"loss": 1.0})
+    lines = (tmp_path / "metrics.jsonl").read_text().splitlines()
+    assert [json.loads(line)["step"] for line in lines] == [1, 2, 3]
+    assert len(read_metrics(tmp_path)) == 3
