@@ -14,7 +14,8 @@ from torch.distributed.checkpoint.filesystem import FileSystemWriter
 from sdm.training import Trainer, TrainingStopped
 from sdm.training import checkpoint as module
 from sdm.training.checkpoint import CheckpointError, CheckpointStore, verify
-from training.runs import recall_run, train
+from sdm.training.export import export_run
+from training.runs import assert_same, recall_run, train
 
 TENSORS = {
     "matrix": torch.arange(6.0).view(2, 3),
@@ -47,6 +48,53 @@ def test_the_last_ones_are_kept(tmp_path: Path) -> None:
     for step in range(1, 6):
         store.save(step, TENSORS, {})
     assert store.steps() == [4, 5]
+
+
+def test_damaged_ones_do_not_push_out_good_ones(tmp_path: Path) -> None:
+    store = CheckpointStore(tmp_path, keep=2)
+    for step in (1, 2):
+        store.save(step, TENSORS, {})
+    for step in (7, 8, 9):
+        store.path(step).mkdir()
+    again = CheckpointStore(tmp_path, keep=2)
+    state = again.newest()
+    assert state is not None
+    assert state["step"] == 2
+    again.save(3, TENSORS, {})
+    assert again.steps() == [2, 3]
+    again.save(4, TENSORS, {}, prune=False)
+    assert again.steps() == [2, 3, 4]
+
+
+@pytest.mark.parametrize("manifest", [{}, [], None, {"state.json": {}}, {"other.safetensors": {}}])
+def test_a_manifest_names_all_files(tmp_path: Path, manifest: Any) -> None:
+    store = CheckpointStore(tmp_path)
+    store.save(1, TENSORS, {})
+    path = store.save(2, TENSORS, {})
+    (path / "manifest.json").write_text(json.dumps(manifest))
+    with pytest.raises(CheckpointError, match="damaged"):
+        verify(path)
+    state = store.newest()
+    assert state is not None
+    assert state["step"] == 1
+
+
+def test_what_cannot_be_loaded_is_damage(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """It is written anew when the run gets there again."""
+    config = recall_run()
+    expected = train(config, tmp_path)
+    store = CheckpointStore(tmp_path / "checkpoints")
+    (file,) = store.path(8).glob("*.safetensors")
+    file.write_bytes(b"rubbish")
+    manifest = json.loads((store.path(8) / "manifest.json").read_text())
+    manifest[file.name] = module._entry(file)
+    (store.path(8) / "manifest.json").write_text(json.dumps(manifest))
+    verify(store.path(8))
+    export_run(tmp_path, tmp_path / "export of step 6")
+    assert "step-00000008 cannot be read" in capsys.readouterr().err
+    assert_same(train(config, tmp_path), expected)
+    assert_same(train(config, tmp_path), expected)
+    assert file.stat().st_size > 1000
 
 
 def test_full_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -12,11 +13,11 @@ from torch import Tensor
 from helpers import assert_close
 from sdm.data import Batch
 from sdm.models import SDMForCausalLM
-from sdm.training import ComputeConfig, Trainer
+from sdm.training import ComputeConfig, MonitorConfig, Trainer
 from sdm.training.loss import batch_loss, begin_streams, carried_loss
 from sdm.training.memory_statistics import MemoryStatistics, slot_use
 from tiny_models import VOCABULARY, tiny_config, tiny_model
-from training.runs import assert_same, recall_run, text_run, train
+from training.runs import MODEL, assert_same, recall_run, text_run, train
 
 
 def random_batch(rows: int, time: int, **fields: Any) -> Batch:
@@ -98,6 +99,30 @@ def test_ways_to_compute_a_step(tmp_path: Path, layout: str, compute: dict[str, 
     tolerance = 0.3 if "precision" in compute else 1e-3
     for name, x in plain.items():
         assert (other[name] - x).abs().max() <= tolerance * x.abs().max().clamp(min=0.01), name
+
+
+def test_nobody_looks_with_consequences(tmp_path: Path) -> None:
+    """Validation, statistics and checkpointing leave the running statistics of batch normalisation as they are."""
+    plain = text_run(tmp_path, "rows")
+    plain = replace(plain, model=replace(plain.model, query_batch_norm=True))
+    quiet = MonitorConfig(display="none", memory_every=0, validation_batches=0)
+    expected = train(replace(plain, monitor=quiet), tmp_path / "quiet")
+    assert expected["model.layers.1.mixer.query_batch_norm.running_mean"].abs().max() > 0
+    assert_same(train(plain, tmp_path / "watched"), expected)
+    block = replace(plain, compute=replace(plain.compute, checkpointing="block"))
+    assert_same(train(block, tmp_path / "block"), expected)
+
+
+def test_validation_uses_running_statistics(tmp_path: Path) -> None:
+    config = recall_run(model=replace(MODEL, query_batch_norm=True))
+    trainer = Trainer(config, tmp_path)
+    trainer.train_step()
+    modes = []
+    trainer.model.model.register_forward_pre_hook(lambda module, _: modes.append(module.training))
+    assert trainer.validate() == trainer.validate()
+    assert modes == [False, False]
+    assert all(module.training for module in trainer.model.modules())
+    trainer.close()
 
 
 def test_same_seed_same_run(tmp_path: Path) -> None:

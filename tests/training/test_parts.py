@@ -14,6 +14,7 @@ import torch
 from sdm.data import open_data
 from sdm.models import SDMConfig, SDMForCausalLM
 from sdm.training import (
+    CheckpointConfig,
     ComputeConfig,
     GuardConfig,
     ModelConfig,
@@ -68,26 +69,26 @@ def test_guard_stops_at_what_is_not_finite() -> None:
         x.grad = torch.zeros_like(x)
     model.model.layers[1].mlp.up_proj.weight.grad[0, 0] = math.nan
     with pytest.raises(TrainingStopped, match=r"step 5: .*nan.*layers.1.mlp.up_proj.weight\. ask"):
-        Guard(GuardConfig()).check(5, 1.0, math.nan, model, "ask")
+        Guard(GuardConfig()).check(5, 1.0, math.nan, model, lambda: "ask")
     model.model.norm.weight.data[0] = math.inf
     with pytest.raises(TrainingStopped, match=r"Weights that are not finite: model.norm.weight"):
-        Guard(GuardConfig()).check(5, math.inf, 1.0, model, "ask")
+        Guard(GuardConfig()).check(5, math.inf, 1.0, model, lambda: "ask")
 
 
 def test_guard_stops_at_a_lasting_spike_only() -> None:
     guard, model = Guard(GuardConfig(patience=3)), torch.nn.Linear(1, 1)
     for step in range(40):
-        guard.check(step, 2.0 + 0.1 * (step % 3), 1.0, model, "")
+        guard.check(step, 2.0 + 0.1 * (step % 3), 1.0, model, str)
     for _ in range(5):
-        guard.check(40, 9.0, 1.0, model, "")
-        guard.check(41, 2.0, 1.0, model, "")
+        guard.check(40, 9.0, 1.0, model, str)
+        guard.check(41, 2.0, 1.0, model, str)
     again = Guard(guard.config)
     again.load_state_dict(json.loads(json.dumps(guard.state_dict())))
     for one in (guard, again):
-        one.check(42, 9.0, 1.0, model, "")
-        one.check(43, 9.0, 1.0, model, "")
+        one.check(42, 9.0, 1.0, model, str)
+        one.check(43, 9.0, 1.0, model, str)
         with pytest.raises(TrainingStopped, match=r"for 3 steps and is 9\.000"):
-            one.check(44, 9.0, 1.0, model, "")
+            one.check(44, 9.0, 1.0, model, str)
 
 
 def test_a_run_with_nan_stops_with_good_weights(tmp_path: Path) -> None:
@@ -97,10 +98,30 @@ def test_a_run_with_nan_stops_with_good_weights(tmp_path: Path) -> None:
     trainer.save()
     before = trainer.model.lm_head.weight.detach().clone()
     trainer.model.model.layers[0].mlp.up_proj.weight.register_hook(lambda grad: grad * math.nan)
-    with pytest.raises(TrainingStopped, match=r"step-00000003"):
+    named = r"gradients that are not: model.layers.0.mlp.up_proj.weight\. The last good checkpoint is .*step-00000003;"
+    with pytest.raises(TrainingStopped, match=named):
         trainer.train_step()
     assert torch.equal(trainer.model.lm_head.weight, before)
     trainer.close()
+
+
+def test_diverged_weights_do_not_push_out_good_ones(tmp_path: Path) -> None:
+    """The advice names the last checkpoint from before the spikes."""
+    config = recall_run(
+        schedule=ScheduleConfig(steps=100, warmup=2),
+        checkpoint=CheckpointConfig(every=2, keep=2),
+        guard=GuardConfig(patience=7),
+    )
+    trainer = Trainer(config, tmp_path)
+
+    def diverge(batch: Any, num_labels: int, place: int) -> torch.Tensor:
+        return loss(batch, num_labels, place) * (100 if trainer.step >= 30 else 1)
+
+    loss = trainer._loss
+    trainer._loss = diverge  # type: ignore[method-assign]
+    with pytest.raises(TrainingStopped, match=r"for 7 steps .* last good checkpoint is .*step-00000030;"):
+        trainer.run()
+    assert trainer.store.steps() == [28, 30, 32, 34, 36]
 
 
 def test_preflight_refuses_what_cannot_fit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -134,11 +155,20 @@ def test_preflight_knows_what_checkpointing_saves(tmp_path: Path) -> None:
         (lambda: ModelConfig(hidden_size=0), "hidden_size"),
         (lambda: recall_run(model=ModelConfig(vocab_size=4)).model.build(12), "does not match the model"),
         (lambda: TrainConfig(seed=-1), "seed"),
+        (lambda: TrainConfig(seed=2**64), "seed"),
     ],
 )
 def test_impossible_values_name_the_field(make: Any, message: str) -> None:
     with pytest.raises(TrainingError, match=message):
         make()
+
+
+@pytest.mark.parametrize("device", ["cuda", "cuda:9", "foo", "meta"])
+def test_devices_that_are_not_there(tmp_path: Path, device: str) -> None:
+    if device == "cuda" and torch.cuda.is_available():
+        pytest.skip("it is there")
+    with pytest.raises(TrainingError, match=rf"compute.device = '{device}' cannot be used here: "):
+        Trainer(recall_run(compute=ComputeConfig(device=device)), tmp_path)
 
 
 def test_combinations_that_cannot_work(tmp_path: Path) -> None:

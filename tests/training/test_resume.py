@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import random
 import signal
 import subprocess
@@ -13,10 +14,21 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 from sdm.data import DataError
-from sdm.training import CheckpointConfig, ComputeConfig, MonitorConfig, ScheduleConfig, Trainer, TrainingError
+from sdm.training import (
+    CheckpointConfig,
+    ComputeConfig,
+    ModelConfig,
+    MonitorConfig,
+    ScheduleConfig,
+    Trainer,
+    TrainingError,
+    TrainingStopped,
+)
 from sdm.training.config_file import to_json
+from sdm.training.export import export_run
 from training.runs import assert_same, recall_run, text_run, train
 
 WORKER = """
@@ -160,6 +172,51 @@ def test_changed_configuration_is_refused(tmp_path: Path) -> None:
         Trainer(replace(config, schedule=replace(config.schedule, steps=9)), tmp_path)
     # What does not change the numbers may change.
     assert_same(train(replace(config, monitor=MonitorConfig(display="none")), tmp_path), expected)
+
+
+def test_a_run_that_did_not_begin_leaves_its_folder_free(tmp_path: Path) -> None:
+    large = recall_run(model=ModelConfig(hidden_size=4096, num_hidden_layers=400))
+    with pytest.raises(TrainingError, match=r"Lower data\.batch_size"):
+        Trainer(large, tmp_path)
+    assert not (tmp_path / "run.json").exists()
+    Trainer(text_run(tmp_path, seed=1), tmp_path).close()
+    (tmp_path / "run.json").write_text("{")  # nothing was trained with it
+    assert_same(train(recall_run(), tmp_path), train(recall_run(), tmp_path / "new"))
+    assert not (export_run(tmp_path) / "tokenizer.json").exists()
+
+
+def test_text_to_validate_on_is_looked_for_at_once(tmp_path: Path) -> None:
+    config = text_run(tmp_path)
+    lines = tmp_path / "lines.jsonl"
+    lines.write_text("".join(json.dumps({"text": f"line {number}"}) + "\n" for number in range(300)))
+    without = replace(config, data=replace(config.data, sources=(str(lines),), valid_fraction=1e-9))
+    with pytest.raises(DataError, match="raise valid_fraction"):
+        Trainer(without, tmp_path / "run")
+    Trainer(replace(without, monitor=MonitorConfig(display="none", validation_batches=0)), tmp_path / "run").close()
+
+
+def test_a_signal_within_a_step(tmp_path: Path) -> None:
+    """The step that has begun is undone; the one before is saved and continued from."""
+    config = text_run(tmp_path, "rows", compute=ComputeConfig(threads=1, accumulation=4))
+    config = replace(config, model=replace(config.model, query_batch_norm=True))
+    expected = train(config, tmp_path / "whole")
+    trainer = Trainer(config, tmp_path / "split")
+    pieces = []
+
+    def piece_loss(*arguments: Any) -> Any:
+        if torch.is_grad_enabled():
+            pieces.append(trainer.step)
+            if len(pieces) == 4 * 4 + 2:  # the second piece of the fifth step
+                os.kill(os.getpid(), signal.SIGTERM)
+        return loss(*arguments)
+
+    loss = trainer._loss
+    trainer._loss = piece_loss  # type: ignore[method-assign]
+    with pytest.raises(TrainingStopped, match="SIGTERM: stopped after step 4, which is saved"):
+        trainer.run()
+    assert len(pieces) == 4 * 4 + 2
+    assert trainer.store.steps()[-1] == 4
+    assert_same(train(config, tmp_path / "split"), expected)
 
 
 def test_changed_text_is_refused(tmp_path: Path) -> None:

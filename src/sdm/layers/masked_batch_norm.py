@@ -10,7 +10,8 @@ class MaskedBatchNorm(nn.Module):
     """Normalises each feature over the valid tokens of the batch; in evaluation, by running statistics.
 
     Like every batch normalisation it ties the rows of a training batch together and behaves differently in
-    evaluation. Without a valid token to learn from, training falls back to the running statistics.
+    evaluation. Without a valid token to learn from, training falls back to the running statistics. What activation
+    checkpointing computes again in backward is not learned from twice.
     """
 
     running_mean: Tensor
@@ -41,7 +42,16 @@ class MaskedBatchNorm(nn.Module):
         # With one token or none there is no variance to speak of.
         enough = total > 1
         mean, var = torch.where(enough, mean, self.running_mean), torch.where(enough, var, self.running_var)
-        with torch.no_grad():
-            self.running_mean.lerp_(mean.to(self.running_mean.dtype), self.momentum)
-            self.running_var.lerp_(var.to(self.running_var.dtype), self.momentum)
+        if not _in_backward():
+            self._learn(mean, var)
         return mean, var
+
+    @torch.no_grad()
+    def _learn(self, mean: Tensor, var: Tensor) -> None:
+        self.running_mean.lerp_(mean.to(self.running_mean.dtype), self.momentum)
+        self.running_var.lerp_(var.to(self.running_var.dtype), self.momentum)
+
+
+def _in_backward() -> bool:
+    # torch.compile cannot trace the question; what it traces is the forward pass.
+    return not torch.compiler.is_compiling() and torch._C._current_graph_task_id() != -1

@@ -58,7 +58,7 @@ def fingerprint(model: nn.Module, again: bool = False) -> Fingerprint:
     base = base_model(model)
     version = tuple((x.data_ptr(), x._version, x.dtype) for x in base.parameters())
     if again or base not in _known or _known[base][0] != version:
-        _known[base] = (version, Fingerprint(_architecture(base.config), _checksum(base)))
+        _known[base] = (version, Fingerprint(architecture(base.config), _checksum(base)))
     return _known[base][1]
 
 
@@ -69,7 +69,7 @@ def base_model(model: Any) -> Any:
     return getattr(model, "model", model)
 
 
-def _architecture(config: SDMConfig) -> dict[str, Any]:
+def architecture(config: SDMConfig) -> dict[str, Any]:
     inherited = {field.name for field in fields(SDMConfig.__mro__[1])}
     names = [field.name for field in fields(config) if field.name not in _FREE | inherited]
     return {name: getattr(config, name) for name in names}

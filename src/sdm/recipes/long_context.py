@@ -62,4 +62,4 @@ def continue_from(default: TrainConfig, init_from: Path, sequence_length: int) -
 
 
 def _is_model(folder: Path) -> bool:
-    return (folder / "model.safetensors").is_file()
+    return any(folder.glob("*.safetensors"))

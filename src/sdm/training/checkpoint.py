@@ -44,18 +44,16 @@ class CheckpointStore:
 
     def __init__(self, folder: Path, keep: int = 2) -> None:
         self.folder, self.keep = folder, keep
+        self._current: int | None = None  # the step that was saved or taken up last
 
-    def save(self, step: int, tensors: dict[str, Tensor], state: dict[str, Any]) -> Path:
-        """Write a checkpoint and drop those that are too old. On failure the older ones are all still there."""
-        path = self.folder / f"step-{step:08d}"
-        if path.exists():
-            try:
-                verify(path)
-            except CheckpointError:
-                shutil.rmtree(path)
-            else:
-                return path  # the same step of the same run is the same state
+    def save(self, step: int, tensors: dict[str, Tensor], state: dict[str, Any], prune: bool = True) -> Path:
+        """Write a checkpoint and, with `prune`, drop those that are too old. On failure they are all still there."""
+        path = self.path(step)
+        if step == self._current:
+            return path  # the same step of the same run is the same state
         try:
+            if path.exists():
+                shutil.rmtree(path)  # it is damaged: the run would have gone on from it
             with new_folder(path) as temporary:
                 _save_tensors(temporary, tensors)
                 write_json(temporary / STATE, {"format": FORMAT, "step": step} | state)
@@ -67,9 +65,18 @@ class CheckpointStore:
             raise CheckpointError(
                 f"the checkpoint of step {step} cannot be written: {_reason(error)}; {kept}"
             ) from error
-        for old in self.steps()[: -self.keep]:
-            shutil.rmtree(self.path(old))
+        self._current = step
+        if prune:
+            self._prune(step)
         return path
+
+    def _prune(self, newest: int) -> None:
+        """Keep the last ones up to `newest`. Those after it are damaged: the run would have gone on from them."""
+        steps = self.steps()
+        kept = [step for step in steps if step <= newest][-self.keep :]
+        for step in steps:
+            if step not in kept:
+                shutil.rmtree(self.path(step))
 
     def steps(self) -> list[int]:
         """The steps of which there is a checkpoint, ascending."""
@@ -81,20 +88,29 @@ class CheckpointStore:
     def path(self, step: int) -> Path:
         return self.folder / f"step-{step:08d}"
 
-    def newest(self, announce: Callable[[str], None] = lambda message: None) -> dict[str, Any] | None:
-        """The state of the newest undamaged checkpoint, None if there is none at all."""
+    def newest(
+        self,
+        announce: Callable[[str], None] = lambda message: None,
+        take: Callable[[dict[str, Any]], None] = lambda state: None,
+    ) -> dict[str, Any] | None:
+        """The state of the newest undamaged checkpoint, None if there is none at all. `take` is given the state to load
+        what belongs to it; when that fails, the checkpoint counts as damaged."""
         steps = self.steps()
         for step in reversed(steps):
             try:
-                return verify(self.path(step))
+                state = verify(self.path(step))
+                take(state)
             except CheckpointError as error:
                 announce(f"{error}; trying the one before")
+            else:
+                self._current = step
+                return state
         if steps:
             raise CheckpointError(f"all {len(steps)} checkpoints in {self.folder} are damaged; start a new run")
         return None
 
     def load(self, step: int, tensors: dict[str, Tensor]) -> None:
-        """Fill `tensors` in place from a checkpoint that `newest` has checked."""
+        """Fill `tensors` in place from a checkpoint that was checked."""
         path = self.path(step)
         try:
             with warnings.catch_warnings():
@@ -115,16 +131,19 @@ def verify(path: Path) -> dict[str, Any]:
     """Compare every file with the manifest. Returns the state."""
     try:
         entries = json.loads((path / MANIFEST).read_bytes())
+        if STATE not in entries or not any(name.endswith(".safetensors") for name in entries):
+            raise CheckpointError(f"the checkpoint {path} is damaged: {MANIFEST} does not name all files")
         for name, entry in entries.items():
             if _entry(path / name) != entry:
                 raise CheckpointError(f"the checkpoint {path} is damaged: {name} does not have its size and checksum")
         state = json.loads((path / STATE).read_bytes())
-    except (OSError, ValueError, AttributeError) as error:
-        if isinstance(error, CheckpointError):
-            raise
+        found = state.get("format")
+    except CheckpointError:
+        raise
+    except (OSError, ValueError, AttributeError, TypeError) as error:
         raise CheckpointError(f"the checkpoint {path} is damaged: {error}") from error
-    if state.get("format") != FORMAT:
-        raise CheckpointError(f"the checkpoint {path} has format {state.get('format')}, this version reads {FORMAT}")
+    if found != FORMAT:
+        raise CheckpointError(f"the checkpoint {path} has format {found}, this version reads {FORMAT}")
     return state
 
 

@@ -176,7 +176,8 @@ class TrainConfig:
     """A run's or a model's folder to take the weights from; the sizes must be those of `model`."""
 
     def __post_init__(self) -> None:
-        _check_not_negative("config", seed=self.seed)
+        if not 0 <= self.seed < 2**64:
+            raise TrainingError(f"seed must be at least 0 and below 2^64, got {self.seed}")
         if self.data.batch_size % self.compute.accumulation:
             raise TrainingError(
                 f"data.batch_size = {self.data.batch_size} must be divisible by compute.accumulation = "

@@ -46,7 +46,7 @@ def write_config(path: Path, config: TrainConfig) -> None:
 def read_config(path: Path) -> TrainConfig:
     try:
         return from_json(TrainConfig, json.loads(path.read_text(encoding="utf-8")))
-    except FileNotFoundError as error:
+    except (FileNotFoundError, NotADirectoryError) as error:
         raise TrainingError(f"{path.parent} is not a run's folder: it has no {path.name}") from error
     except (json.JSONDecodeError, UnicodeDecodeError) as error:
         raise TrainingError(f"{path} is damaged: {error}") from error

@@ -3,54 +3,107 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import shutil
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
+from safetensors import SafetensorError
 from torch import Tensor
 from transformers.utils import logging
 
+from sdm.data.config import CorpusConfig
 from sdm.data.loader import open_data
 from sdm.data.tokenization import Tokenizer, load_tokenizer
 from sdm.files import new_folder
 from sdm.models import SDMConfig, SDMForCausalLM
+from sdm.models.fingerprint import architecture
 from sdm.training.checkpoint import CheckpointStore
 from sdm.training.config_file import read_config
 from sdm.training.errors import TrainingError
-from sdm.training.run_folder import CHECKPOINTS, CONFIG
+from sdm.training.run_folder import CHECKPOINTS, CONFIG, has_begun, recorded_tokenizer
 
 EXPORT = "export"
+WEIGHTS = "model.safetensors"
+INDEX = "model.safetensors.index.json"  # beside weights that transformers has split
+_WRITTEN = (
+    "config.json",
+    "generation_config.json",
+    "tokenizer.json",
+    "tokenizer_config.json",
+    "special_tokens_map.json",
+    INDEX,
+)
+# Fields of the architecture that only say how the weights were first drawn, or repeat layer_types.
+_FREE = {"local_layer", "tie_query_initialization"}
 
 
 def export_model(model: SDMForCausalLM, tokenizer: Tokenizer | None, folder: Path) -> Path:
-    """Write the folder, replacing an older export only once the new one is complete."""
-    fresh = folder.with_name(f".{folder.name}-new")
-    shutil.rmtree(fresh, ignore_errors=True)
-    with new_folder(fresh) as temporary, _no_progress_bar():
-        model.save_pretrained(temporary)
-        if tokenizer is not None:
-            tokenizer.save(temporary)
-    older = folder.with_name(f".{folder.name}-old")
-    shutil.rmtree(older, ignore_errors=True)
-    if folder.exists():
-        folder.rename(older)
-    fresh.rename(folder)
-    shutil.rmtree(older, ignore_errors=True)
+    """Write the folder, replacing an older export, and nothing else, only once the new one is complete."""
+    try:
+        path = folder.resolve()
+        _check_replaceable(path)
+        fresh, older = path.with_name(f".{path.name}-new"), path.with_name(f".{path.name}-old")
+        shutil.rmtree(fresh, ignore_errors=True)
+        with new_folder(fresh) as temporary, _no_progress_bar():
+            model.save_pretrained(temporary)
+            if tokenizer is not None:
+                tokenizer.save(temporary)
+        shutil.rmtree(older, ignore_errors=True)
+        if path.exists():
+            path.rename(older)
+        fresh.rename(path)
+        shutil.rmtree(older, ignore_errors=True)
+    except TrainingError:
+        raise
+    except (OSError, SafetensorError, ValueError) as error:
+        raise TrainingError(
+            f"the model cannot be exported to {folder}: {error}; `sdm export RUN --output FOLDER` writes it elsewhere"
+        ) from error
     return folder
+
+
+def _check_replaceable(folder: Path) -> None:
+    """Only a folder that holds an older export, or nothing, may be replaced."""
+    if Path.cwd().is_relative_to(folder):
+        raise TrainingError(f"--output: {folder} is the folder you are in, or holds it; name another one")
+    found = sorted(path.name for path in folder.iterdir()) if folder.exists() else []
+    foreign = [name for name in found if name not in _WRITTEN and not name.endswith(".safetensors")]
+    if found and not foreign and not _is_export(folder):
+        foreign = found
+    if foreign:
+        raise TrainingError(
+            f"--output: {folder} would be replaced, but {foreign[0]} in it is not of an export; name a new folder, or "
+            "move what is there"
+        )
+
+
+def _is_export(folder: Path) -> bool:
+    try:
+        return json.loads((folder / "config.json").read_bytes())["model_type"] == SDMConfig.model_type
+    except (OSError, ValueError, KeyError, TypeError):
+        return False
 
 
 def export_run(folder: Path, output: Path | None = None) -> Path:
     """Export the model of the newest good checkpoint of a run, finished or not."""
     config = read_config(folder / CONFIG)
-    store = CheckpointStore(folder / CHECKPOINTS)
-    state = store.newest(lambda message: print(message, file=sys.stderr))
-    if state is None:
+    if not has_begun(folder):
         raise TrainingError(f"the run in {folder} has no checkpoint yet")
-    data = open_data(config.data, "train", config.schedule.steps)
-    tokenizer = getattr(data, "tokenizer", None)
-    model = SDMForCausalLM(config.model.build(data.vocab_size, None if tokenizer is None else tokenizer.eos_id))
-    store.load(state["step"], {f"model.{name}": x for name, x in model_tensors(model).items()})
+    recorded = recorded_tokenizer(folder) if isinstance(config.data, CorpusConfig) else None
+    tokenizer: Tokenizer | None
+    if recorded is not None:
+        tokenizer = load_tokenizer(recorded)
+        vocab_size = tokenizer.vocab_size
+    else:  # a task's run, or one of an older version
+        data = open_data(config.data, "train", config.schedule.steps)
+        tokenizer, vocab_size = getattr(data, "tokenizer", None), data.vocab_size
+    model = SDMForCausalLM(config.model.build(vocab_size, None if tokenizer is None else tokenizer.eos_id))
+    tensors = {f"model.{name}": x for name, x in model_tensors(model).items()}
+    store = CheckpointStore(folder / CHECKPOINTS)
+    store.newest(lambda message: print(message, file=sys.stderr), lambda state: store.load(state["step"], tensors))
     return export_model(model, tokenizer, output or folder / EXPORT)
 
 
@@ -64,29 +117,48 @@ def model_tensors(model: SDMForCausalLM) -> dict[str, Tensor]:
 def exported_folder(path: Path) -> Path:
     """The folder with config.json: the one given, or the export within a run's."""
     for folder in (path, path / EXPORT):
-        if (folder / "config.json").is_file() and (folder / "model.safetensors").is_file():
+        if (folder / "config.json").is_file() and any((folder / name).is_file() for name in (WEIGHTS, INDEX)):
             return folder
     raise TrainingError(f"init_from: {path} is neither a model's folder nor that of a finished run")
 
 
 def load_weights(model: SDMForCausalLM, path: Path, tokenizer: Tokenizer | None) -> None:
-    """Start from the weights of another run. Its sizes and its tokenizer must be those of this one."""
+    """Start from the weights of another run. Its architecture and its tokenizer must be those of this one."""
     folder = exported_folder(path)
-    theirs = SDMConfig.from_pretrained(folder)
-    for name in ("vocab_size", "hidden_size", "layer_types", "num_slots", "num_memory_heads", "intermediate_size"):
-        if getattr(theirs, name) != getattr(model.config, name):
-            raise TrainingError(
-                f"init_from: the model in {folder} has {name} = {getattr(theirs, name)!r}, this run "
-                f"{getattr(model.config, name)!r}"
-            )
     theirs_known = tokenizer is not None and (folder / "tokenizer.json").is_file()
     if theirs_known and load_tokenizer(folder).fingerprint != tokenizer.fingerprint:  # type: ignore[union-attr]
         raise TrainingError(
             f"init_from: the tokenizer in {folder} is not that of this run's data; set data.tokenizer to {folder}"
         )
-    with _no_progress_bar():
-        loaded = SDMForCausalLM.from_pretrained(folder)
-    model.load_state_dict(loaded.state_dict())
+    loaded = _load(folder)
+    theirs, ours = _architecture(loaded.config), _architecture(model.config)
+    for name, value in ours.items():
+        if theirs[name] != value:
+            raise TrainingError(
+                f"init_from: the model in {folder} has {name} = {theirs[name]!r}, this run {value!r}; they must agree"
+            )
+    try:
+        model.load_state_dict(loaded.state_dict())
+    except RuntimeError as error:
+        raise TrainingError(f"init_from: the weights in {folder} are not those of this run's model: {error}") from error
+
+
+def _architecture(config: SDMConfig) -> dict[str, Any]:
+    """What gives the weights their meaning."""
+    named = architecture(config) | {"tie_word_embeddings": config.tie_word_embeddings}
+    return {name: value for name, value in named.items() if name not in _FREE}
+
+
+def _load(folder: Path) -> SDMForCausalLM:
+    try:
+        with _no_progress_bar():
+            loaded: Any = SDMForCausalLM.from_pretrained(folder, output_loading_info=True)
+    except (OSError, RuntimeError, SafetensorError, TypeError, ValueError) as error:
+        raise TrainingError(f"init_from: the model in {folder} cannot be loaded: {error}") from error
+    model, found = loaded
+    for name in found["missing_keys"]:  # transformers would draw them at random
+        raise TrainingError(f"init_from: the model in {folder} is not complete: {name} is missing")
+    return model
 
 
 @contextlib.contextmanager

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import statistics
 from collections import deque
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -25,12 +26,14 @@ class Guard:
         self.recent: deque[float] = deque(maxlen=WINDOW)
         self.spikes = 0
 
-    def check(self, step: int, loss: float, gradient_norm: float, model: torch.nn.Module, advice: str) -> None:
+    def check(
+        self, step: int, loss: float, gradient_norm: float, model: torch.nn.Module, advice: Callable[[], str]
+    ) -> None:
         """Raise `TrainingStopped` with a diagnosis. The weights are still those before the step."""
         if not math.isfinite(loss) or not math.isfinite(gradient_norm):
             raise TrainingStopped(
                 f"step {step}: the loss is {loss} and the norm of the gradient {gradient_norm}. {_culprits(model)} "
-                f"{advice}"
+                f"{advice()}"
             )
         if self.config.spike and self._is_spike(loss):
             self.spikes += 1
@@ -38,7 +41,7 @@ class Guard:
                 raise TrainingStopped(
                     f"step {step}: the loss has been far above its recent mean of "
                     f"{statistics.fmean(self.recent):.3f} for {self.spikes} steps and is {loss:.3f} now, with a "
-                    f"gradient of norm {gradient_norm:.3g}. {advice}"
+                    f"gradient of norm {gradient_norm:.3g}. {advice()}"
                 )
             return  # a spike must not become part of what is normal
         self.spikes = 0

@@ -21,6 +21,17 @@ from sdm.layers import SparseDeltaMemory
 MAX_TOKENS = 16_384  # of a batch, enough for stable shares at any size of the memory that a test machine holds
 
 
+@contextlib.contextmanager
+def evaluating(module: nn.Module) -> Iterator[None]:
+    """Look without leaving a trace: in training, batch normalisation learns from whatever passes through it."""
+    training = module.training
+    module.eval()
+    try:
+        yield
+    finally:
+        module.train(training)
+
+
 class MemoryStatistics:
     """Statistics per SDM layer, and their means over the layers."""
 
@@ -57,7 +68,8 @@ class MemoryStatistics:
 
 def _layer_statistics(layer: SparseDeltaMemory, x_BTC: Tensor) -> dict[str, float]:
     rows = max(1, MAX_TOKENS // x_BTC.shape[1])
-    tokens = layer.inspect(x_BTC[:rows, :MAX_TOKENS])
+    with evaluating(layer):
+        tokens = layer.inspect(x_BTC[:rows, :MAX_TOKENS])
     forget, write = tokens.log_decay.float().exp(), tokens.beta.float()
     statistics: dict[str, float] = {}
     for name, gate in (("forget_gate", forget), ("input_gate", write)):

@@ -5,11 +5,13 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
+from sdm.data.tokenization import Tokenizer
+from sdm.training.checkpoint import CheckpointStore
 from sdm.training.config import TrainConfig
 from sdm.training.config_file import differences, read_config, to_json, write_config
 from sdm.training.errors import TrainingError
 
-CONFIG, CHECKPOINTS = "run.json", "checkpoints"
+CONFIG, CHECKPOINTS, TOKENIZER = "run.json", "checkpoints", "tokenizer"
 
 # Fields that may change when a run is continued: they change what is shown and kept, not what is computed.
 FREE = (
@@ -28,26 +30,50 @@ FREE = (
 
 
 def claim(folder: Path, config: TrainConfig) -> int:
-    """Make the folder or check that it belongs to this configuration. Returns the lock: keep it open."""
+    """Make the folder, or check that what was trained in it had this configuration. Returns the lock: keep it open."""
     folder.mkdir(parents=True, exist_ok=True)
     lock = _lock(folder)
-    path = folder / CONFIG
-    if path.is_file():
-        changed = [entry for entry in differences(to_json(read_config(path)), to_json(config)) if not _free(entry[0])]
-        if changed:
-            what = "; ".join(f"{name} was {old!r} and is {new!r}" for name, old, new in changed[:5])
-            release(lock)
-            raise TrainingError(
-                f"the run in {folder} was started with another configuration: {what}. Take the old values to continue "
-                "it, or another folder (--run-dir) for a new run; --init-from starts from its weights"
-            )
-    write_config(path, config)
+    try:
+        if (folder / CONFIG).is_file() and has_begun(folder):
+            _check_unchanged(folder, config)
+    except BaseException:
+        release(lock)
+        raise
     return lock
+
+
+def has_begun(folder: Path) -> bool:
+    """Whether there is a checkpoint, damaged or not: without one there is nothing to lose."""
+    return bool(CheckpointStore(folder / CHECKPOINTS).steps())
+
+
+def record(folder: Path, config: TrainConfig, tokenizer: Tokenizer | None) -> None:
+    """Write down what the run is, and at its start the tokenizer: text that changes later may give another one."""
+    if tokenizer is not None and not has_begun(folder):
+        tokenizer.save(folder / TOKENIZER)
+    write_config(folder / CONFIG, config)
+
+
+def recorded_tokenizer(folder: Path) -> Path | None:
+    """Where the tokenizer is that the run began with; None for a run without one, or of an older version."""
+    path = folder.absolute() / TOKENIZER
+    return path if has_begun(folder) and path.is_dir() else None
 
 
 def release(lock: int) -> None:
     if lock >= 0:
         os.close(lock)
+
+
+def _check_unchanged(folder: Path, config: TrainConfig) -> None:
+    before = to_json(read_config(folder / CONFIG))
+    changed = [entry for entry in differences(before, to_json(config)) if not _free(entry[0])]
+    if changed:
+        what = "; ".join(f"{name} was {old!r} and is {new!r}" for name, old, new in changed[:5])
+        raise TrainingError(
+            f"the run in {folder} was started with another configuration: {what}. Take the old values to continue "
+            "it, or another folder (--run-dir) for a new run; --init-from starts from its weights"
+        )
 
 
 def _free(name: str) -> bool:

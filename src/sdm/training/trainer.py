@@ -10,7 +10,9 @@ from __future__ import annotations
 
 import contextlib
 import time
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -21,14 +23,14 @@ from sdm.data.loader import Batches, open_data
 from sdm.models import SDMForCausalLM
 from sdm.training import preflight, run_folder
 from sdm.training.carried import CarriedStates
-from sdm.training.checkpoint import CheckpointError, CheckpointStore
+from sdm.training.checkpoint import CheckpointError, CheckpointStore, verify
 from sdm.training.config import TrainConfig
 from sdm.training.config_file import to_json
-from sdm.training.errors import TrainingStopped
+from sdm.training.errors import TrainingError, TrainingStopped
 from sdm.training.export import EXPORT, export_model, load_weights, model_tensors
 from sdm.training.guards import Guard
 from sdm.training.loss import batch_loss, carried_loss
-from sdm.training.memory_statistics import MemoryStatistics
+from sdm.training.memory_statistics import MemoryStatistics, evaluating
 from sdm.training.monitor import Monitor
 from sdm.training.optimizer import make_optimizer, set_learning_rate, start_moments
 from sdm.training.schedule import learning_rate_factor
@@ -39,10 +41,14 @@ class Trainer:
     """Trains the model of a configuration in a run's folder."""
 
     def __init__(self, config: TrainConfig, folder: Path) -> None:
-        self.config, self.folder = config, folder
-        self._lock = run_folder.claim(folder, config)
+        self.config, self.folder, self._lock = config, folder, -1
         try:
+            self._lock = run_folder.claim(folder, config)
             self._prepare()
+            run_folder.record(folder, config, self.tokenizer)
+        except OSError as error:
+            self.close()
+            raise TrainingError(f"the run in {folder} cannot start: {error}") from error
         except BaseException:
             self.close()
             raise
@@ -53,7 +59,8 @@ class Trainer:
             torch.set_num_threads(config.compute.threads)
         self.device = _device(config.compute.device)
         self.monitor = Monitor(self.folder, config.monitor, config.schedule.steps)
-        self.data = open_data(config.data, "train", config.schedule.steps, self.monitor.message)
+        self.data = self._open("train")
+        self.held_out = self._open("valid") if self._validates() else None
         self.batches = Batches(self.data)
         self.tokenizer = getattr(self.data, "tokenizer", None)
         eos_id = None if self.tokenizer is None else self.tokenizer.eos_id
@@ -63,7 +70,7 @@ class Trainer:
         torch.manual_seed(config.seed)
         self.model = SDMForCausalLM(model_config).train()
         torch.nn.Module.to(self.model, self.device)
-        if config.init_from is not None:
+        if config.init_from is not None and not run_folder.has_begun(self.folder):
             load_weights(self.model, config.init_from, self.tokenizer)
         if config.compute.checkpointing == "block":
             self.model.gradient_checkpointing_enable({"use_reentrant": False, "preserve_rng_state": False})
@@ -75,17 +82,31 @@ class Trainer:
         self.guard = Guard(config.guard)
         self.statistics = MemoryStatistics()
         self.store = CheckpointStore(self.folder / run_folder.CHECKPOINTS, config.checkpoint.keep)
+        self.signals = StopSignals()
         self.step = 0
         self._speed = _Speed()
+
+    def _open(self, split: str) -> BatchSource:
+        """One split of the data. A run that goes on keeps its tokenizer, whatever became of where it came from."""
+        data, recorded = self.config.data, run_folder.recorded_tokenizer(self.folder)
+        if isinstance(data, CorpusConfig) and recorded is not None:
+            data = replace(data, tokenizer=str(recorded))
+        return open_data(data, split, self.config.schedule.steps, self.monitor.message)
+
+    def _validates(self) -> bool:
+        data = self.config.data
+        without = isinstance(data, CorpusConfig) and data.valid_fraction == 0
+        return self.config.monitor.validation_batches > 0 and not without
 
     def run(self) -> Path:
         """Train to the end and export the model. Returns the export's folder."""
         steps, checkpoint = self.config.schedule.steps, self.config.checkpoint
         try:
-            with StopSignals() as signals:
+            with self.signals as signals:
                 self.resume()
                 while self.step < steps:
-                    self._advance()
+                    with contextlib.suppress(_Interrupted):
+                        self._advance()
                     if signals.received is not None:
                         self.save()
                         raise TrainingStopped(
@@ -118,7 +139,7 @@ class Trainer:
         start = time.perf_counter()
         metrics = self.train_step(measure_memory=memory)
         self._speed.add(int(metrics.pop("tokens")), time.perf_counter() - start)
-        if validate and monitor.validation_batches:
+        if validate:
             metrics |= self.validate()
         if log or memory or validate:
             left = (self.config.schedule.steps - step) * self._speed.seconds / step
@@ -131,18 +152,33 @@ class Trainer:
         factor = learning_rate_factor(self.config.schedule, self.step)
         set_learning_rate(self.optimizer, factor)
         num_labels, loss = batch.num_labels, 0.0
+        before = [x.clone() for x in self.model.buffers()]
         with self.statistics.watch(self.model) if measure_memory else contextlib.nullcontext():
             for place, piece in enumerate(batch.split(self.config.compute.accumulation)):
+                # Streams end a step that has begun: to undo it would take a copy of all the states that they carry.
+                if self.signals.received is not None and (batch.reset is None or place == 0):
+                    self._undo(before)
+                    raise _Interrupted
                 piece_loss = self._loss(piece, num_labels, place)
                 piece_loss.backward()
                 loss += piece_loss.item()
-        norm = torch.nn.utils.clip_grad_norm_(self.model.parameters(), self.config.optim.clip).item()
-        self.guard.check(self.step + 1, loss, norm, self.model, self._advice())
+        parameters = list(self.model.parameters())
+        norm = torch.nn.utils.get_total_norm([x.grad for x in parameters if x.grad is not None])
+        # Before clipping, which would spread one gradient that is not finite to all.
+        self.guard.check(self.step + 1, loss, norm.item(), self.model, self._advice)
+        torch.nn.utils.clip_grads_with_norm_(parameters, self.config.optim.clip, norm)
         self.optimizer.step()
         self.optimizer.zero_grad(set_to_none=True)
         self.step += 1
-        metrics = {"loss": loss, "gradient_norm": norm, "lr": factor * self.config.optim.lr, "tokens": batch.num_tokens}
-        return metrics | self.statistics.take()
+        metrics = {"loss": loss, "gradient_norm": norm.item(), "lr": factor * self.config.optim.lr}
+        return metrics | {"tokens": batch.num_tokens} | self.statistics.take()
+
+    def _undo(self, buffers: list[Tensor]) -> None:
+        """Forget the step that has begun."""
+        self.optimizer.zero_grad(set_to_none=True)
+        self.batches.step -= 1
+        for x, before in zip(self.model.buffers(), buffers, strict=True):
+            x.copy_(before)
 
     def _loss(self, batch: Batch, num_labels: int, place: int) -> Tensor:
         """The loss of one piece of a batch; a stream's states are carried on to the same piece of the next step."""
@@ -160,26 +196,18 @@ class Trainer:
     @torch.no_grad()
     def validate(self) -> dict[str, float]:
         """Mean negative log-likelihood, in nats per token, on held-out data."""
-        data = self._held_out()
-        if data is None:
+        if self.held_out is None:
             return {}
         training_states, self.carried = self.carried, CarriedStates(1)
         count = self.config.monitor.validation_batches
         total, labels = 0.0, 0
-        for _, batch in zip(range(count), Batches(data), strict=False):
-            # The loss is divided by one, so that batches with more to predict weigh more.
-            total += self._loss(batch.to(self.device), 1, 0).item()
-            labels += batch.num_labels
+        with evaluating(self.model):
+            for _, batch in zip(range(count), Batches(self.held_out), strict=False):
+                # The loss is divided by one, so that batches with more to predict weigh more.
+                total += self._loss(batch.to(self.device), 1, 0).item()
+                labels += batch.num_labels
         self.carried = training_states
         return {"valid/loss": total / max(labels, 1)}
-
-    def _held_out(self) -> BatchSource | None:
-        data = self.config.data
-        if isinstance(data, CorpusConfig) and data.valid_fraction == 0:
-            return None
-        if not hasattr(self, "_valid"):
-            self._valid = open_data(data, "valid", self.config.schedule.steps, self.monitor.message)
-        return self._valid
 
     def save(self) -> Path:
         """Write a checkpoint of everything that the next step depends on."""
@@ -190,15 +218,19 @@ class Trainer:
             "seconds": self._speed.seconds,
             "config": to_json(self.config),
         }
-        return self.store.save(self.step, self._tensors(), state)
+        # Weights that may have diverged must not push out good ones.
+        healthy = self.guard.spikes == 0
+        return self.store.save(self.step, self._tensors(), state, healthy)
 
     def resume(self) -> None:
         """Continue from the newest good checkpoint, if there is one."""
         self.store.remove_leftovers()
-        state = self.store.newest(self.monitor.message)
-        self.monitor.rewind(0 if state is None else state["step"])
-        if state is None:
-            return
+        state = self.store.newest(self.monitor.message, self._restore)
+        self.monitor.rewind(self.step)
+        if state is not None:
+            self.monitor.message(f"continuing after step {self.step}")
+
+    def _restore(self, state: dict[str, Any]) -> None:
         self.batches.load_state_dict(state["data"])
         self.guard.load_state_dict(state["guard"])
         self.carried.prepare(self.model, state["carried"], self.device)
@@ -208,7 +240,6 @@ class Trainer:
         if self.device.type == "cuda":
             torch.cuda.set_rng_state(tensors["random.cuda"], self.device)
         self.step, self._speed = state["step"], _Speed(state["seconds"])
-        self.monitor.message(f"continuing after step {self.step}")
 
     def _tensors(self) -> dict[str, Tensor]:
         """By name, everything that a checkpoint holds."""
@@ -223,9 +254,21 @@ class Trainer:
         return tensors
 
     def _advice(self) -> str:
-        steps = self.store.steps()
-        good = f"The last good checkpoint is {self.store.path(steps[-1])}" if steps else "There is no checkpoint yet"
+        path = self._last_good()
+        good = "There is no good checkpoint yet" if path is None else f"The last good checkpoint is {path}"
         return f"{good}; a lower optim.lr or a longer schedule.warmup may help, in a run of its own."
+
+    def _last_good(self) -> Path | None:
+        """The newest checkpoint that is whole and was not written amid spikes."""
+        for path in map(self.store.path, reversed(self.store.steps())):
+            with contextlib.suppress(CheckpointError):
+                if verify(path)["guard"]["spikes"] == 0:
+                    return path
+        return None
+
+
+class _Interrupted(Exception):
+    """A signal came within a step, which was undone."""
 
 
 class _Speed:
@@ -253,4 +296,10 @@ def _due(step: int, every: int, last: bool) -> bool:
 def _device(name: str) -> torch.device:
     if name == "auto":
         return torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    return torch.device(name)
+    try:
+        device = torch.device(name)
+        torch.zeros(1, device=device).item()
+    except (RuntimeError, AssertionError) as error:  # the latter from a torch without CUDA
+        reason = str(error).splitlines()[0]
+        raise TrainingError(f"compute.device = {name!r} cannot be used here: {reason}; try 'auto'") from error
+    return device

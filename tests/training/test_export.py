@@ -1,0 +1,190 @@
+"""An export is what was trained, replaces nothing else, and starts other runs."""
+
+from __future__ import annotations
+
+import errno
+import json
+import shutil
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from safetensors import SafetensorError
+from transformers import AutoTokenizer
+
+from sdm.data import DataError
+from sdm.models import SDMForCausalLM
+from sdm.training import Trainer, TrainingError
+from sdm.training.export import export_run
+from training.runs import MODEL, assert_same, recall_run, text_run, train
+
+
+def content(folder: Path) -> dict[str, bytes]:
+    return {str(path.relative_to(folder)): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+
+
+def bpe_run(folder: Path) -> Any:
+    config = text_run(folder)
+    return replace(config, data=replace(config.data, tokenizer="bpe:270"))
+
+
+@pytest.mark.parametrize(
+    "files",
+    [
+        {"thesis.txt": "years of work"},
+        {"config.json": '{"model_type": "sdm"}', "model.safetensors": "", "notes.md": ""},
+        {"config.json": '{"model_type": "llama"}', "model.safetensors": "the weights of another model"},
+        {"config.json": "[", "tokenizer.json": ""},
+        {"config.json": '{"model_type": "sdm"}', "sub/file.safetensors": ""},
+    ],
+)
+def test_only_an_export_is_replaced(tmp_path: Path, files: dict[str, str]) -> None:
+    train(recall_run(), tmp_path / "run")
+    output = tmp_path / "output"
+    for name, text in files.items():
+        (output / name).parent.mkdir(parents=True, exist_ok=True)
+        (output / name).write_text(text)
+    before = content(tmp_path)
+    with pytest.raises(TrainingError, match=r"--output: .*output would be replaced"):
+        export_run(tmp_path / "run", output)
+    assert content(tmp_path) == before
+    shutil.rmtree(output)
+    output.mkdir()
+    for _ in range(2):  # into an empty folder, and over an older export
+        assert export_run(tmp_path / "run", output) == output
+    assert {path.name for path in output.iterdir()} == {"config.json", "generation_config.json", "model.safetensors"}
+
+
+def test_places_that_cannot_be_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    train(recall_run(), tmp_path / "run")
+    run = tmp_path / "run"
+    (tmp_path / "file").write_text("x")
+    (tmp_path / "here" / "deeper").mkdir(parents=True)
+    monkeypatch.chdir(tmp_path / "here" / "deeper")
+    for output in (".", "..", "/"):
+        with pytest.raises(TrainingError, match=r"--output: .* is the folder you are in"):
+            export_run(run, Path(output))
+    for output in (tmp_path / "file", tmp_path / "file" / "below", Path("/proc/export")):
+        with pytest.raises(TrainingError, match="cannot be exported"):
+            export_run(run, output)
+    assert (tmp_path / "file").read_text() == "x"
+
+
+def test_full_disk_at_the_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(*arguments: Any, **options: Any) -> None:
+        raise SafetensorError("No space left on device")
+
+    monkeypatch.setattr(SDMForCausalLM, "save_pretrained", full)
+    with pytest.raises(TrainingError, match=r"cannot be exported.*No space left"):
+        Trainer(recall_run(), tmp_path).run()
+    monkeypatch.undo()
+    train(recall_run(), tmp_path)
+    assert (tmp_path / "export" / "config.json").is_file()
+
+
+def test_the_tokenizer_is_that_of_the_run(tmp_path: Path) -> None:
+    """Whatever became of the text that a BPE was trained on."""
+    config = bpe_run(tmp_path)
+    weights = train(config, tmp_path / "run")
+    assert_same(train(config, tmp_path / "run"), weights)
+    before = content(tmp_path / "run" / "export")
+    for file in (tmp_path / "texts").iterdir():
+        file.write_text("quite another text, of other words. " * 20)
+    with pytest.raises(DataError, match="the data changed since this state was saved: its text"):
+        Trainer(config, tmp_path / "run").run()
+    shutil.rmtree(tmp_path / "texts")
+    shutil.rmtree(tmp_path / "cache")
+    assert content(export_run(tmp_path / "run", tmp_path / "again")) == before
+    ids = AutoTokenizer.from_pretrained(tmp_path / "again")("a memory of many slots")["input_ids"]
+    assert max(ids) > 257  # merges
+    # Runs of older versions have no tokenizer of their own.
+    shutil.rmtree(tmp_path / "run" / "tokenizer")
+    bpe_run(tmp_path)
+    assert content(export_run(tmp_path / "run", tmp_path / "old")) == before
+
+
+def test_a_run_goes_on_without_what_it_began_from(tmp_path: Path) -> None:
+    first = text_run(tmp_path)
+    train(first, tmp_path / "first")
+    origin = tmp_path / "first" / "export"
+    config = replace(first, init_from=origin, data=replace(first.data, tokenizer=str(origin)))
+    expected = train(config, tmp_path / "whole")
+    trainer = Trainer(config, tmp_path / "split")
+    loaded = SDMForCausalLM.from_pretrained(origin).state_dict()
+    assert_same({name: x.detach() for name, x in trainer.model.state_dict().items()}, loaded)
+    for _ in range(4):
+        trainer.train_step()
+    trainer.save()
+    trainer.close()
+    shutil.rmtree(tmp_path / "first")
+    assert_same(train(config, tmp_path / "split"), expected)
+    with pytest.raises(TrainingError, match="init_from"):
+        Trainer(replace(config, data=first.data), tmp_path / "new")
+
+
+def test_another_architecture_is_refused(tmp_path: Path) -> None:
+    train(recall_run(), tmp_path / "first")
+    for field, value in {
+        "memory_temperature": 2.0,
+        "memory_update": "slot",
+        "memory_weighting": "l2",
+        "num_reads": 2,
+        "num_attention_heads": 2,
+        "decay_per_write": True,
+        "learned_initial_state": False,
+        "tie_word_embeddings": True,
+    }.items():
+        other = recall_run(model=replace(MODEL, **{field: value}), init_from=tmp_path / "first")
+        with pytest.raises(TrainingError, match=rf"init_from: the model in .* has {field} = .*they must agree"):
+            Trainer(other, tmp_path / "second")
+
+
+def test_weights_may_come_in_parts(tmp_path: Path) -> None:
+    """And what only says how weights are first drawn, or computed, may differ."""
+    weights = train(recall_run(), tmp_path / "first")
+    model = SDMForCausalLM.from_pretrained(tmp_path / "first" / "export")
+    model.save_pretrained(tmp_path / "parts", max_shard_size="4KB")
+    assert (tmp_path / "parts" / "model.safetensors.index.json").is_file()
+    other = replace(MODEL, tie_query_initialization=True, initial_state_std=0.1, backend="reference")
+    trainer = Trainer(recall_run(model=other, init_from=tmp_path / "parts"), tmp_path / "second")
+    assert_same({name: x.detach() for name, x in trainer.model.state_dict().items()}, weights)
+    trainer.close()
+
+
+def test_damaged_models_are_refused(tmp_path: Path) -> None:
+    train(recall_run(), tmp_path / "first")
+    export = tmp_path / "first" / "export"
+    config = recall_run(init_from=export)
+
+    def refused(message: str) -> None:
+        with pytest.raises(TrainingError, match=rf"init_from: .*{message}"):
+            Trainer(config, tmp_path / "second")
+
+    model = SDMForCausalLM.from_pretrained(export)
+    tensors = {name: x for name, x in model.state_dict().items() if name != "model.norm.weight"}
+    shutil.rmtree(export)
+    model.save_pretrained(export, state_dict=tensors)
+    refused("model.norm.weight is missing")
+    (export / "model.safetensors").write_bytes(b"rubbish")
+    refused("cannot be loaded")
+    values = json.loads((export / "config.json").read_text())
+    (export / "config.json").write_text(json.dumps(values | {"num_slots": 5}))
+    refused("cannot be loaded")
+
+
+def test_full_disk_when_a_run_begins(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """At whatever file it shows."""
+
+    def full(*arguments: Any, **options: Any) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    for name in ("run_folder.write_config", "run_folder.os.open", "trainer.Monitor"):
+        with monkeypatch.context() as patch:
+            patch.setattr(f"sdm.training.{name}", full)
+            with pytest.raises(TrainingError, match=r"cannot start: .*No space left"):
+                Trainer(recall_run(), tmp_path)
+    (tmp_path / "file").touch()
+    with pytest.raises(TrainingError, match=r"cannot start: .*file"):
+        Trainer(recall_run(), tmp_path / "file")
+    train(recall_run(), tmp_path)
