@@ -32,6 +32,8 @@ def choose_backend(
 
     An explicit backend that cannot serve raises; "auto" takes the fastest that can, and says once where that is slow.
     """
+    if requested == "auto" and "native" in supported and _native_obstacle(device, dtype) is None:
+        return "native"
     if requested not in ("auto", *supported):
         raise ValueError(f"backend must be one of {('auto', *supported)}, got {requested!r}")
     if requested in ("reference", "chunked"):
