@@ -2,7 +2,7 @@
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
-PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt
+PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check --no-compile -c constraints.txt
 PYTEST := $(BIN)/python -m pytest --numprocesses auto --maxprocesses 4
 NATIVE := CMakeLists.txt $(wildcard src/sdm/native/CMakeLists.txt src/sdm/native/*.cpp src/sdm/native/*.h)
 
@@ -23,6 +23,8 @@ $(VENV)/torch: constraints.txt
 $(VENV)/installed: $(VENV)/torch pyproject.toml $(NATIVE)
 	$(PIP) scikit-build-core cmake ninja
 	PATH="$(CURDIR)/$(BIN):$$PATH" $(PIP) --no-build-isolation --editable '.[dev,text,zstd,parquet]'
+	@# pip would compile on one core. Some packages carry files that are no Python of this version.
+	-@$(BIN)/python -m compileall -qq -j 0 $(VENV)/lib
 	@touch $@
 
 run: setup ## reproduce the paper's claims in miniature: at most ten minutes on two cores

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor, nn
+from torch._dynamo.testing import CompileCounterWithBackend
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 from helpers import assert_close, random_tokens
@@ -116,7 +117,7 @@ def test_a_step_is_a_change_that_autograd_sees(rule: str) -> None:
 
 def test_the_number_of_slots_may_vary_in_a_compiled_graph() -> None:
     torch.compiler.reset()
-    counter = torch._dynamo.testing.CompileCounterWithBackend("aot_eager")
+    counter = CompileCounterWithBackend("aot_eager")
     run = torch.compile(lambda *x: sparse_delta_rule(*x[:7], initial_state=x[7])[0], backend=counter, dynamic=True)
     for slots in (9, 12, 17, 20):
         tokens = random_tokens(1, 5, 1, N=9, dtype=torch.float32)
