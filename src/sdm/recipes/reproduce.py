@@ -22,7 +22,7 @@ from sdm.recipes.jobs import Job, run_jobs
 from sdm.recipes.measure import PAIRS
 from sdm.recipes.progress import make_progress
 
-# Set-up takes three of the ten minutes that all of it may take.
+# Set-up takes two and a half of the ten minutes that all of it may take.
 RECALL_STEPS = 500
 TRAINED_PAIRS = 256
 GDN_RATES = (1.5e-3, 3e-3, 6e-3)
