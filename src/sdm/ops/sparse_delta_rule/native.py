@@ -109,9 +109,8 @@ def take_usual_step_(state: Tensor, tokens: Tokens, slot_rule: bool) -> Tensor:
 
     They are spelled out: to collect them would take a third of the kernel's time.
     """
-    write_index, write_weight, value, beta, log_decay, read_index, read_weight = tokens
     B, H, N, D = state.shape
-    y = torch.empty_like(value)
+    y = torch.empty_like(tokens.value)
     at = state.data_ptr()
     require_core().sparse_delta_rule_forward(
         False,
@@ -121,19 +120,13 @@ def take_usual_step_(state: Tensor, tokens: Tokens, slot_rule: bool) -> Tensor:
         H,
         N,
         D,
-        write_index.shape[2],
-        read_index.shape[2],
+        tokens.write_index.shape[2],
+        tokens.read_index.shape[2],
         True,
         False,
         slot_rule,
         None,
-        write_index.data_ptr(),
-        write_weight.data_ptr(),
-        value.data_ptr(),
-        beta.data_ptr(),
-        log_decay.data_ptr(),
-        read_index.data_ptr(),
-        read_weight.data_ptr(),
+        *_addresses(tokens),
         at,
         True,
         False,
@@ -202,7 +195,7 @@ class _Problem(NamedTuple):
 
     def numbers(self) -> tuple[Any, ...]:
         """What every function of the core is told first: sizes, flags and the token arrays."""
-        write_index, write_weight, value, beta, log_decay, read_index, read_weight = self.tokens
+        write_index, _, value, _, log_decay, read_index, _ = self.tokens
         return (
             value.dtype == torch.float64,
             torch.get_num_threads(),
@@ -217,18 +210,25 @@ class _Problem(NamedTuple):
             log_decay.dim() == value.dim(),
             self.slot_rule,
             _pointer(self.cu_seqlens),
-            write_index.data_ptr(),
-            write_weight.data_ptr(),
-            value.data_ptr(),
-            beta.data_ptr(),
-            log_decay.data_ptr(),
-            read_index.data_ptr(),
-            read_weight.data_ptr(),
+            *_addresses(self.tokens),
         )
 
     def initial_numbers(self) -> tuple[Any, ...]:
         """The initial state: where it is, and whether there is one per sequence."""
         return _pointer(self.initial_state), self.initial_state is not None and self.initial_state.dim() == 4
+
+
+def _addresses(tokens: Tokens) -> tuple[int, ...]:
+    write_index, write_weight, value, beta, log_decay, read_index, read_weight = tokens
+    return (
+        write_index.data_ptr(),
+        write_weight.data_ptr(),
+        value.data_ptr(),
+        beta.data_ptr(),
+        log_decay.data_ptr(),
+        read_index.data_ptr(),
+        read_weight.data_ptr(),
+    )
 
 
 def _pointer(x: Tensor | None) -> int | None:
