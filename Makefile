@@ -1,5 +1,8 @@
 # Every target sets up what it needs: a fresh machine takes `make test` and nothing before it.
 PYTHON ?= python3
+# An index of CPU builds of torch, such as https://download.pytorch.org/whl/cpu. Empty: pip's own, whose torch brings
+# gigabytes of CUDA packages on Linux.
+TORCH_INDEX ?=
 VENV := .venv
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check --no-compile -c constraints.txt
@@ -17,7 +20,7 @@ setup: $(VENV)/installed ## create .venv and install the package with its test t
 # torch goes first and alone, so that nothing after it can pull another build of it.
 $(VENV)/torch: constraints.txt
 	$(PYTHON) -m venv $(VENV)
-	$(PIP) torch
+	$(PIP) $(if $(TORCH_INDEX),--index-url $(TORCH_INDEX)) torch
 	@touch $@
 
 $(VENV)/installed: $(VENV)/torch pyproject.toml $(NATIVE)
@@ -25,6 +28,8 @@ $(VENV)/installed: $(VENV)/torch pyproject.toml $(NATIVE)
 	PATH="$(CURDIR)/$(BIN):$$PATH" $(PIP) --no-build-isolation --editable '.[dev,text,zstd,parquet]'
 	@# pip would compile on one core. Some packages carry files that are no Python of this version.
 	@$(BIN)/python -m compileall -qq -j 0 $(VENV)/lib || true
+	@# Without a compiler the core is missing, and the import says so. A core that does not compile has failed above.
+	@$(BIN)/python -c 'import sdm'
 	@touch $@
 
 run: setup ## reproduce the paper's claims in miniature: at most ten minutes on two cores

@@ -1,15 +1,16 @@
 """Recurrent language-model layers whose state is a huge sparse memory.
 
-The models need transformers, which is imported when one of their names is first used: `sdm.ops` and the layers need
-torch alone. Using such a name, or `import sdm.models`, also registers the model with transformers' Auto classes.
+A name is imported when it is first used: `sdm.ops` and the layers need torch alone, the models transformers too, and
+`sdm --help` neither. Using a model's name, or `import sdm.models`, also registers it with transformers' Auto classes.
 """
 
+import importlib
+import sys
 from typing import TYPE_CHECKING, Any
 
-from sdm import ops
-from sdm.layers import SparseDeltaMemory
-
 if TYPE_CHECKING:
+    from sdm import ops
+    from sdm.layers import SparseDeltaMemory
     from sdm.models import MemoryState, SDMCache, SDMConfig, SDMForCausalLM, SDMModel, cost, ladder
 
 __version__ = "0.1.0"
@@ -32,11 +33,18 @@ __all__ = [
 
 def __getattr__(name: str) -> Any:
     if name in _MODELS:
-        from sdm import models
-
-        return getattr(models, name)
+        return getattr(importlib.import_module("sdm.models"), name)
+    if name == "SparseDeltaMemory":
+        return getattr(importlib.import_module("sdm.layers"), name)
+    if name in ("layers", "ops"):
+        return importlib.import_module(f"sdm.{name}")
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
 
 
 def __dir__() -> list[str]:
     return sorted(__all__)
+
+
+# A core that is missing is said now, not at a first call. To look for it this way does not import torch.
+if not any(finder.find_spec("sdm.native._core", [f"{__path__[0]}/native"]) for finder in sys.meta_path):
+    import sdm.native  # noqa: F401

@@ -9,7 +9,7 @@
 #pragma once
 
 #ifndef Py_LIMITED_API
-#define Py_LIMITED_API 0x030A0000
+#define Py_LIMITED_API 0x030B0000
 #endif
 #include <Python.h>
 

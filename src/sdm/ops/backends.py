@@ -48,7 +48,7 @@ def choose_backend(
         return "native"
     if requested == "native":
         raise ValueError(f'backend "native" cannot serve this call: {obstacle}; use "chunked" or "auto"')
-    if device.type == "cpu":
+    if device.type == "cpu" and core is not None:  # a missing core was said at import
         say_once(f'backend "chunked", many times slower than "native", serves this call: {obstacle}')
     return "chunked"
 
