@@ -17,7 +17,7 @@ from pathlib import Path
 import torch
 
 from _harness import Ratio, peak_memory, report, time_interleaved
-from sdm.data import Batches, CorpusConfig, MQARConfig
+from sdm.data import Batches, CorpusConfig, RecallConfig
 from sdm.models import SDMForCausalLM
 from sdm.training import (
     CheckpointConfig,
@@ -37,7 +37,7 @@ def overhead(folder: Path) -> tuple[float, dict[str, float]]:
     """The trainer's tokens per second over the bare loop's, with logging and statistics on."""
     config = TrainConfig(
         model=ModelConfig(hidden_size=128, num_hidden_layers=4, num_slots=1024, num_writes=32, num_reads=32),
-        data=MQARConfig(num_pairs=128, curriculum=False, batch_size=8),
+        data=RecallConfig(num_pairs=128, curriculum=False, batch_size=8),
         schedule=ScheduleConfig(steps=10_000),
         checkpoint=CheckpointConfig(every=10_000),
         monitor=MonitorConfig(display="none", log_every=10, memory_every=50, validation_batches=0),

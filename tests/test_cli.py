@@ -30,8 +30,9 @@ def test_ladder(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPa
     monkeypatch.setenv("COLUMNS", "200")
     main(["ladder"])
     printed = capsys.readouterr().out
-    for number in ("7,962,624,000", "2,211,840", "56,623,104", "8.14B", "264."):
+    for number in ("7,962,624,000", "2,211,840", "56,623,104", "8.14B", "264.", "83% (94%)", "84% (93%)"):
         assert number in printed
+    assert "level 8, with 15 heads, has one for three" in " ".join(printed.split())
 
 
 def test_figure(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

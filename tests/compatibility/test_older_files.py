@@ -48,9 +48,9 @@ def assert_as_recorded(actual: dict[str, Tensor], expected: dict[str, Tensor]) -
             torch.testing.assert_close(actual[name], x, rtol=1e-4, atol=1e-5, msg=name)
 
 
-@pytest.mark.parametrize("name", ["stream", "recall"])
+@pytest.mark.parametrize("name", ["stream", "recall", "fuzzy"])
 def test_run_goes_on_from_its_checkpoint(older: Path, name: str) -> None:
-    main(["train", name])
+    main(["train", f"./{name}"])  # a plain name may be that of a recipe
     steps = [json.loads(line)["step"] for line in (older / name / "metrics.jsonl").read_text().splitlines()]
     assert steps == [1, 2, 3, 4, 5, 6]
     assert_as_recorded(load_file(f"{name}/export/model.safetensors"), load_file(f"{name}-weights.safetensors"))

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from sdm.data import CorpusConfig, DataError, MADConfig, MQARConfig
+from sdm.data import CorpusConfig, DataError, MADTaskConfig, MQARTaskConfig, RecallConfig, SyntheticConfig
 
 
 @pytest.mark.parametrize(
@@ -25,15 +25,28 @@ from sdm.data import CorpusConfig, DataError, MADConfig, MQARConfig
         (CorpusConfig, {"sequence_length": 0}, "sequence_length"),
         (CorpusConfig, {"batch_size": 0}, "batch_size"),
         (CorpusConfig, {"seed": -1}, "seed"),
-        (MQARConfig, {"num_pairs": 513}, "num_keys"),
-        (MQARConfig, {"num_pairs": 4}, "start_pairs"),
-        (MQARConfig, {"num_queries": 0}, "num_queries"),
-        (MADConfig, {"task": "recall"}, "task"),
-        (MADConfig, {"num_tokens": 7}, "num_tokens"),
-        (MADConfig, {"noise": 1.0}, "noise"),
-        (MADConfig, {"sequence_length": 2}, "sequence_length"),
-        (MADConfig, {"task": "selective-copying", "num_copied": 200}, "num_copied"),
-        (MADConfig, {"task": "fuzzy-recall", "max_motif": 100}, "max_motif"),
+        (RecallConfig, {"num_pairs": 513}, "num_keys"),
+        (RecallConfig, {"num_pairs": 4}, "start_pairs"),
+        (RecallConfig, {"num_queries": 0}, "num_queries"),
+        (SyntheticConfig, {"task": "recall"}, "task"),
+        (SyntheticConfig, {"num_tokens": 7}, "num_tokens"),
+        (SyntheticConfig, {"noise": 1.0}, "noise"),
+        (SyntheticConfig, {"sequence_length": 2}, "sequence_length"),
+        (SyntheticConfig, {"task": "selective-copying", "num_copied": 200}, "num_copied"),
+        (SyntheticConfig, {"task": "fuzzy-recall", "max_motif": 100}, "max_motif"),
+        (MADTaskConfig, {"task": "fuzzy-recall"}, "task"),
+        (MADTaskConfig, {"sequence_length": 7}, "sequence_length"),
+        (MADTaskConfig, {"num_examples": 0}, "num_examples"),
+        (MADTaskConfig, {"task": "noisy-in-context-recall", "vocab_size": 20}, "vocab_size"),
+        (MADTaskConfig, {"noise_fraction": 1.0}, "noise_fraction"),
+        (MADTaskConfig, {"task": "selective-copying", "num_copied": 128}, "num_copied"),
+        (MADTaskConfig, {"task": "fuzzy-in-context-recall", "key_motif": 8}, "key_motif"),
+        (MADTaskConfig, {"task": "fuzzy-in-context-recall", "sequence_length": 20}, "sequence_length"),
+        (MQARTaskConfig, {"power": 0.0}, "power"),
+        (MQARTaskConfig, {"test_segments": ()}, "test_segments"),
+        (MQARTaskConfig, {"test_segments": ((64, 17),)}, "test_segments: .* got 64 with 17 pairs"),
+        (MQARTaskConfig, {"vocab_size": 64}, "vocab_size"),
+        (MQARTaskConfig, {"batch_size": 20_001}, "train_segments"),
     ],
 )
 def test_impossible_values_name_their_field(make: type, changes: dict[str, Any], field: str) -> None:
@@ -41,7 +54,7 @@ def test_impossible_values_name_their_field(make: type, changes: dict[str, Any],
         make(**changes)
 
 
-@pytest.mark.parametrize("config", [CorpusConfig, MQARConfig, MADConfig])
+@pytest.mark.parametrize("config", [CorpusConfig, RecallConfig, SyntheticConfig, MADTaskConfig, MQARTaskConfig])
 def test_every_field_is_documented(config: type) -> None:
     body = ast.parse(inspect.getsource(config)).body[0].body  # type: ignore[attr-defined]
     documented = {

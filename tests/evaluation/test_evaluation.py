@@ -8,10 +8,10 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from sdm.data import Batch, MQARConfig, open_corpus
+from sdm.data import Batch, MQARTaskConfig, RecallConfig, open_corpus
 from sdm.evaluation.likelihood import likelihood, token_nll
 from sdm.evaluation.position import document_batches, doubling_edges, nll_by_position
-from sdm.evaluation.recall import recall_accuracy
+from sdm.evaluation.recall import mqar_accuracy, recall_accuracy
 from tiny_models import VOCABULARY, tiny_model
 from training.runs import text_run
 
@@ -54,9 +54,20 @@ def test_what_cannot_be_measured() -> None:
 
 
 def test_recall_of_a_model_that_knows_nothing() -> None:
-    config = MQARConfig(num_pairs=16, num_keys=64, num_values=16)
+    config = RecallConfig(num_pairs=16, num_keys=64, num_values=16)
     accuracy = recall_accuracy(tiny_model(vocab_size=80), config, (4, 8), queries=256)
     assert accuracy.keys() == {4, 8}
     assert all(0 <= value < 0.4 for value in accuracy.values())
     again = recall_accuracy(tiny_model(vocab_size=80), config, (4,), queries=256)
     assert 0 <= again[4] <= 1
+
+
+def test_recall_of_the_published_task() -> None:
+    """By the number of pairs; a model whose head is all zeros always says token 0, which is never a value."""
+    config = MQARTaskConfig(vocab_size=64, train_segments=((16, 2, 8),), test_segments=((16, 2), (16, 4)), batch_size=8)
+    model = tiny_model(vocab_size=64)
+    accuracy = mqar_accuracy(model, config, rows=10)
+    assert accuracy.keys() == {2, 4}
+    assert all(0 <= value < 0.5 for value in accuracy.values())
+    torch.nn.init.zeros_(model.lm_head.weight)
+    assert mqar_accuracy(model, config, rows=10) == {2: 0, 4: 0}

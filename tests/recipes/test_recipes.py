@@ -16,14 +16,15 @@ from pathlib import Path
 import pytest
 
 from sdm.cli import main
-from sdm.data import CorpusConfig
+from sdm.data import CorpusConfig, MADTaskConfig, MQARTaskConfig, RecallConfig, SyntheticConfig
 from sdm.data.mad import TASKS
 from sdm.models import cost, ladder
 from sdm.models.ladder import LEVELS
 from sdm.recipes import RECIPES, recipe
 from sdm.recipes.command import parse
 from sdm.recipes.jobs import Job, JobFailed, run_jobs
-from sdm.recipes.mqar import mqar
+from sdm.recipes.long_context import paper_steps
+from sdm.recipes.recall import recall
 from sdm.recipes.registry import describe
 from sdm.recipes.reproduce import quick_jobs, report
 from sdm.recipes.small_pair import small_code
@@ -62,16 +63,45 @@ def test_ladder_recipes_are_the_paper_s(level: int) -> None:
     assert isinstance(config.data, CorpusConfig)
     tokens = config.schedule.steps * config.data.batch_size * config.data.sequence_length
     assert tokens == pytest.approx(row.tokens, rel=1e-3)
+    assert config.data.batch_size * config.data.sequence_length == 2**21, "10 steps are the paper's 21M tokens"
+    assert config.monitor.memory_tokens == 10 * 2**21
+
+
+def test_published_tasks_are_trained_as_published() -> None:
+    mqar, mad, memorization = recipe("mqar"), recipe("mad-fuzzy-in-context-recall"), recipe("mad-memorization")
+    assert mqar.data == MQARTaskConfig()
+    assert mqar.schedule.steps == 32 * (390 + 4 * 78)
+    assert mad.data == MADTaskConfig("fuzzy-in-context-recall")
+    assert (mad.schedule.steps, memorization.schedule.steps) == (200 * 100, 200 * 2)
+    assert mad.optim.lr * mad.schedule.final == pytest.approx(1e-6)
+    assert isinstance(recipe("recall").data, RecallConfig)
+    assert isinstance(recipe("synthetic-fuzzy-recall").data, SyntheticConfig)
+
+
+def test_long_context_names_the_paper_s_budget() -> None:
+    assert (paper_steps(8), paper_steps(13), paper_steps(8, batch_size=16)) == (30_518, 122_071, 1_908)
+    with pytest.raises(TrainingError, match="level must be one of 8, 13"):
+        paper_steps(6)
+    docs = (Path(__file__).parents[2] / "docs" / "training.md").read_text()
+    for text in ("4B and 16B\ntokens", "30,518 and 122,071 steps", f"{50 * 131_072 / 1e6:.1f}M tokens"):
+        assert text in docs
 
 
 def test_recall_models_are_equal() -> None:
-    """In parameters and FLOPs, not in state."""
-    costs = {kind: cost(mqar(kind).model.build(576)) for kind in ("sdm", "gdn", "full_attention")}
+    """SDM and GDN in parameters and FLOPs, not in state; attention in parameters."""
+    costs = {kind: cost(recall(kind).model.build(576)) for kind in ("sdm", "gdn", "full_attention")}
     sizes = [one.parameters for one in costs.values()]
     assert max(sizes) / min(sizes) < 1.02
-    flops = [costs[kind].flops_per_token(512).total for kind in ("sdm", "gdn")]
-    assert max(flops) / min(flops) < 1.05
+    flops = {kind: one.training_flops_per_token(768) // 3 for kind, one in costs.items()}
+    assert max(flops["sdm"], flops["gdn"]) / min(flops["sdm"], flops["gdn"]) < 1.002
     assert costs["sdm"].state_elements == 64 * costs["gdn"].state_elements
+    more = f"{flops['full_attention'] / flops['sdm'] - 1:.0%} more"
+    root = Path(__file__).parents[2]
+    for path in ("README.md", "docs/training.md", "src/sdm/recipes/recall.py", "src/sdm/recipes/reproduce.py"):
+        text = " ".join((root / path).read_text().split())
+        assert more in text, path
+        assert "full attention at equal parameters and FLOPs" not in text, path
+    assert all(f"{one:,}" in (root / "docs/training.md").read_text() for one in flops.values())
 
 
 def test_pair_differs_in_its_global_layer_alone() -> None:
@@ -96,15 +126,15 @@ def test_fields_on_the_command_line(capsys: pytest.CaptureFixture[str]) -> None:
         data=replace(recipe("tiny-code").data, sequence_length=64),
     )
     assert options.run_dir == Path("x")
-    main(["train", "mqar", "--print-config", "--seed", "3"])
+    main(["train", "recall", "--print-config", "--seed", "3"])
     printed = json.loads(capsys.readouterr().out)
     assert printed["seed"] == 3
     with pytest.raises(SystemExit) as stopped:
-        main(["train", "mqar", "--optim.learning-rate", "1"])
+        main(["train", "recall", "--optim.learning-rate", "1"])
     assert stopped.value.code != 0
     assert "learning-rate" in "".join(capsys.readouterr())
     with pytest.raises(SystemExit):
-        main(["train", "mqar", "--optim.lr", "-1"])
+        main(["train", "recall", "--optim.lr", "-1"])
     assert "optim.lr must be positive" in "".join(capsys.readouterr())
 
 
@@ -175,6 +205,19 @@ def test_jobs(tmp_path: Path) -> None:
     assert run_jobs([longer], tmp_path / "runs", 2, seen.append)["recall"]["steps"] == 10
 
 
+def test_results_of_older_descriptions_are_kept(tmp_path: Path) -> None:
+    """What is left out or called by another name in an old job.json is no other job."""
+    job = Job("recall", recall_run(), "recall")
+    folder = tmp_path / "recall"
+    folder.mkdir()
+    config = to_json(job.config)
+    config["data"]["kind"] = "MQARConfig"
+    del config["monitor"]["memory_tokens"]
+    (folder / "job.json").write_text(json.dumps({"name": "recall", "config": config, "measure": "recall"}))
+    (folder / "evaluation.json").write_text('{"accuracy": {}}')
+    assert run_jobs([job], tmp_path, 1, lambda newest: None) == {"recall": {"accuracy": {}}}
+
+
 def test_a_job_that_fails_says_why_in_one_line(tmp_path: Path) -> None:
     config = text_run(tmp_path)
     (tmp_path / "texts" / "0.txt").write_bytes(b"\xff")
@@ -243,10 +286,10 @@ def test_report(tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch:
     monkeypatch.setenv("COLUMNS", "200")
     common = {"parameters": 10, "state_elements": 5, "flops_per_token": 7, "steps": 3, "lr": 1e-3, "seconds": 2.0}
     use = {"valid_loss": 1.0, "slot_use": [[1, 0.5, 0.4], [2, 0.9, 0.8]]}
-    recall = {"accuracy": {str(k): 0.5 for k in (16, 32, 64, 128, 256, 512)}}
+    accuracy = {"accuracy": {str(k): 0.5 for k in (16, 32, 64, 128, 256, 512)}}
     bins = [{"start": 0, "stop": 64, "nll": 3.0, "error": 0.1, "tokens": 128}]
     results = {
-        job.name: common | use | (recall if job.measure == "recall" else {"positions": bins, "nll": 3.0})
+        job.name: common | use | (accuracy if job.measure == "recall" else {"positions": bins, "nll": 3.0})
         for job in quick_jobs()
     }
     report(results, tmp_path, Console())
@@ -265,7 +308,7 @@ def test_model_of_the_tests_is_small() -> None:
 @pytest.mark.slow
 def test_recall_at_256_pairs(tmp_path: Path) -> None:
     """The mean of three seeds."""
-    jobs = [Job(f"sdm-{seed}", mqar("sdm", seed=seed), "recall") for seed in range(3)]
+    jobs = [Job(f"sdm-{seed}", recall("sdm", seed=seed), "recall") for seed in range(3)]
     results = run_jobs(jobs, tmp_path, 2, lambda newest: None)
     accuracy = [result["accuracy"]["256"] for result in results.values()]
     assert sum(accuracy) / 3 >= 0.97, accuracy

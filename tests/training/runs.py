@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from sdm.data import CorpusConfig, MQARConfig
+from sdm.data import CorpusConfig, RecallConfig
 from sdm.training import (
     CheckpointConfig,
     ComputeConfig,
@@ -35,7 +35,7 @@ def recall_run(**sections: Any) -> TrainConfig:
     """MQAR of a few pairs."""
     config = TrainConfig(
         model=MODEL,
-        data=MQARConfig(num_pairs=4, start_pairs=2, num_keys=8, num_values=4, batch_size=4),
+        data=RecallConfig(num_pairs=4, start_pairs=2, num_keys=8, num_values=4, batch_size=4),
         schedule=ScheduleConfig(steps=STEPS, warmup=2),
         compute=ComputeConfig(threads=1, device="cpu"),
         checkpoint=CheckpointConfig(every=3),

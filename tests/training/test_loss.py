@@ -15,7 +15,6 @@ from sdm.data import Batch
 from sdm.models import SDMForCausalLM
 from sdm.training import ComputeConfig, MonitorConfig, Trainer
 from sdm.training.loss import batch_loss, begin_streams, carried_loss
-from sdm.training.memory_statistics import MemoryStatistics, slot_use
 from tiny_models import VOCABULARY, tiny_config, tiny_model
 from training.runs import MODEL, assert_same, recall_run, text_run, train
 
@@ -127,26 +126,6 @@ def test_validation_uses_running_statistics(tmp_path: Path) -> None:
 
 def test_same_seed_same_run(tmp_path: Path) -> None:
     assert_same(train(recall_run(), tmp_path / "a"), train(recall_run(), tmp_path / "b"))
-
-
-def test_memory_statistics(tmp_path: Path) -> None:
-    entropy, share = slot_use(torch.tensor([[[[0, 1]], [[2, 3]]]]), 4)
-    assert (entropy, share) == (pytest.approx(1.0), 1.0)
-    assert slot_use(torch.zeros(1, 5, 1, 1, dtype=torch.int32), 4) == (0.0, 0.25)
-
-    model, statistics = tiny_model("all_recurrent"), MemoryStatistics()
-    with statistics.watch(model):
-        model(torch.randint(0, VOCABULARY, (2, 40)))
-    found = statistics.take()
-    assert set(found) == {
-        f"memory/{name}"
-        for gate in ("forget_gate", "input_gate")
-        for name in (f"{gate}_min", f"{gate}_mean", f"{gate}_max")
-    } | {f"memory/{kind}_{use}" for kind in ("slots", "entropy") for use in ("written", "read")}
-    assert all(0 <= value <= 1 for value in found.values())
-    assert found["memory/forget_gate_min"] <= found["memory/forget_gate_mean"] <= found["memory/forget_gate_max"]
-    model(torch.randint(0, VOCABULARY, (2, 40)))
-    assert statistics.take() == {}
 
 
 def test_compiled(tmp_path: Path) -> None:

@@ -192,6 +192,10 @@ def test_configuration_file(tmp_path: Path) -> None:
     values["optim"]["learning_rate"] = 1
     with pytest.raises(TrainingError, match=r"config.optim has no field 'learning_rate'"):
         from_json(TrainConfig, values)
+    values = to_json(recall_run())
+    values["data"]["kind"] = "OtherConfig"
+    with pytest.raises(TrainingError, match=r"config.data.kind must be one of CorpusConfig, .*'OtherConfig'"):
+        from_json(TrainConfig, values)
     other = replace(recall_run(), seed=3)
     assert differences(to_json(recall_run()), to_json(other)) == [("seed", 0, 3)]
     (tmp_path / "config.json").write_text("{")

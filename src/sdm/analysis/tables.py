@@ -8,7 +8,7 @@ from rich import box
 from rich.table import Table
 
 from sdm.models import SDMConfig, cost, ladder
-from sdm.models.ladder import LEVELS
+from sdm.models.ladder import LEVELS, ONE_LAYER_LESS
 
 
 def ladder_table(levels: Sequence[int] = tuple(LEVELS)) -> Table:
@@ -34,16 +34,27 @@ def ladder_table(levels: Sequence[int] = tuple(LEVELS)) -> Table:
             f"{gdn.state_elements:,}",
             row.paper_sdm_state,
             f"{sdm.state_elements:,}",
-            f"{sdm.state_elements / sdm.non_embedding_parameters:.0%}",
+            _state_ratio(level),
             f"{sdm.flops_per_token(8192).total / 1e9:.2f}",
         )
     table.caption = (
         "Parameters include embeddings, but not SDM's memory; FLOPs are those of SDM at 8192 tokens. "
-        "Levels 1 and 3: the paper's parameters are those of one layer less."
+        "Levels 1 and 3: the paper's parameters and its ratio (in brackets) are those of one layer less. "
+        "Full attention has a key-value head for two heads, as the paper's; level 8, with 15 heads, has one for three."
     )
     for each in table.columns:
         each.no_wrap = True
     return table
+
+
+def _state_ratio(level: int) -> str:
+    """State to parameters without embeddings; where the paper's number is that of one layer less, with both counts."""
+    counts = [LEVELS[level].num_hidden_layers]
+    if level in ONE_LAYER_LESS:
+        counts.append(counts[0] - 1)
+    costs = [cost(ladder(level, num_hidden_layers=count)) for count in counts]
+    ratio, *less = (f"{one.state_elements / one.non_embedding_parameters:.0%}" for one in costs)
+    return ratio + "".join(f" ({other})" for other in less)
 
 
 def model_table(config: SDMConfig, context: int = 8192) -> Table:

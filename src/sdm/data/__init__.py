@@ -1,4 +1,4 @@
-"""Corpora, tokenizers, packing and synthetic recall tasks: from text to batches.
+"""Corpora, tokenizers, packing and synthetic tasks: from text to batches.
 
 source = open_data(CorpusConfig(sources=("code",), tokenizer="bpe:1024"))
 for batch in Batches(source):
@@ -7,16 +7,20 @@ for batch in Batches(source):
 
 from sdm.data.batch import IGNORED, Batch, BatchSource
 from sdm.data.bpe import train_bpe
-from sdm.data.config import CorpusConfig, DataConfig, MADConfig, MQARConfig
+from sdm.data.config import CorpusConfig, DataConfig
 from sdm.data.corpus import Corpus, open_corpus
 from sdm.data.errors import DataError
 from sdm.data.loader import Batches, open_data
 from sdm.data.mad import MAD
-from sdm.data.mqar import MQAR, mqar_batch
+from sdm.data.mqar import MQAR
 from sdm.data.prepare import prepare_tokenizer, prepare_tokens
+from sdm.data.published_config import MADTaskConfig, MQARTaskConfig
+from sdm.data.recall import Recall, recall_batch
 from sdm.data.shards import TokenStore
 from sdm.data.sources import Document, Source, open_source
 from sdm.data.splits import split_documents
+from sdm.data.synthetic import Synthetic
+from sdm.data.task_config import RecallConfig, SyntheticConfig
 from sdm.data.tokenization import ByteTokenizer, HFTokenizer, Tokenizer, load_tokenizer
 
 __all__ = [
@@ -33,18 +37,22 @@ __all__ = [
     "DataError",
     "Document",
     "HFTokenizer",
-    "MADConfig",
-    "MQARConfig",
+    "MADTaskConfig",
+    "MQARTaskConfig",
+    "Recall",
+    "RecallConfig",
     "Source",
+    "Synthetic",
+    "SyntheticConfig",
     "TokenStore",
     "Tokenizer",
     "load_tokenizer",
-    "mqar_batch",
     "open_corpus",
     "open_data",
     "open_source",
     "prepare_tokenizer",
     "prepare_tokens",
+    "recall_batch",
     "split_documents",
     "train_bpe",
 ]

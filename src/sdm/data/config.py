@@ -7,12 +7,11 @@ from pathlib import Path
 from typing import Literal, get_args
 
 from sdm.data.errors import DataError, check_not_negative, check_one_of, check_positive
+from sdm.data.published_config import MADTaskConfig, MQARTaskConfig
 from sdm.data.splits import check_fractions
+from sdm.data.task_config import RecallConfig, SyntheticConfig
 
 Layout = Literal["packed", "rows", "stream"]
-MADTask = Literal[
-    "in-context-recall", "fuzzy-recall", "noisy-recall", "selective-copying", "compression", "memorization"
-]
 
 
 @dataclass(frozen=True)
@@ -68,100 +67,4 @@ class CorpusConfig:
         check_not_negative(seed=self.seed)
 
 
-@dataclass(frozen=True)
-class MQARConfig:
-    """Multi-query associative recall: pairs of a key and a value, then keys whose values are asked for."""
-
-    num_pairs: int = 256
-    """Pairs of a row; with a curriculum, at its end."""
-    start_pairs: int = 8
-    """Pairs of a row at the start of the curriculum."""
-    curriculum: bool = True
-    """Grow the pairs: start_pairs for a fifth of the steps, then exponentially up to num_pairs at three fifths."""
-    fill: bool = True
-    """While the curriculum's rows are short, put as many in the place of one as have its tokens."""
-    num_queries: int | None = None
-    """Keys asked for; None: every key once. At most as many as there are pairs."""
-    num_keys: int = 512
-    """Different keys; those of a row are distinct."""
-    num_values: int = 64
-    """Different values."""
-    batch_size: int = 32
-    """Rows of a step, over all ranks and accumulated batches."""
-    seed: int = 0
-    """Decides every row."""
-
-    def __post_init__(self) -> None:
-        check_positive(
-            num_pairs=self.num_pairs,
-            start_pairs=self.start_pairs,
-            num_keys=self.num_keys,
-            num_values=self.num_values,
-            batch_size=self.batch_size,
-        )
-        check_not_negative(seed=self.seed)
-        if self.num_queries is not None:
-            check_positive(num_queries=self.num_queries)
-        if self.num_pairs > self.num_keys:
-            raise DataError(f"num_pairs = {self.num_pairs} needs as many distinct keys; num_keys is {self.num_keys}")
-        if self.curriculum and self.start_pairs > self.num_pairs:
-            raise DataError(f"start_pairs = {self.start_pairs} must not exceed num_pairs = {self.num_pairs}")
-
-
-# Vocabulary and length of the baseline of each task in the MAD paper.
-MAD_BASELINES: dict[str, tuple[int, int]] = {
-    "in-context-recall": (16, 128),
-    "fuzzy-recall": (16, 128),
-    "noisy-recall": (16, 128),
-    "selective-copying": (16, 256),
-    "compression": (16, 32),
-    "memorization": (256, 32),
-}
-
-
-@dataclass(frozen=True)
-class MADConfig:
-    """The synthetic tasks of "Mechanistic Design and Scaling of Hybrid Architectures" (MAD)."""
-
-    task: MADTask = "in-context-recall"
-    """Which of the six."""
-    num_tokens: int | None = None
-    """Different tokens of the content, half of them keys and half values in the recall tasks; None: the baseline's."""
-    sequence_length: int | None = None
-    """Tokens of a row; None: the baseline's."""
-    noise: float = 0.2
-    """noisy-recall: share of the row that is noise."""
-    num_copied: int = 16
-    """selective-copying: tokens to copy."""
-    max_motif: int = 3
-    """fuzzy-recall: most tokens of one key or value."""
-    batch_size: int = 128
-    """Rows of a step, over all ranks and accumulated batches."""
-    seed: int = 0
-    """Decides every row."""
-
-    def __post_init__(self) -> None:
-        check_one_of(get_args(MADTask), task=self.task)
-        check_positive(num_copied=self.num_copied, max_motif=self.max_motif, batch_size=self.batch_size)
-        check_not_negative(seed=self.seed)
-        if self.num_tokens is not None and (self.num_tokens < 4 or self.num_tokens % 2):
-            raise DataError(f"num_tokens must be even and at least 4, got {self.num_tokens}")
-        if self.sequence_length is not None and self.sequence_length < 4:
-            raise DataError(f"sequence_length must be at least 4, got {self.sequence_length}")
-        if not 0 <= self.noise <= 0.9:
-            raise DataError(f"noise must be between 0 and 0.9, got {self.noise}")
-        if self.task == "selective-copying" and 2 * self.num_copied > self.length:
-            raise DataError(f"num_copied = {self.num_copied} does not fit twice into a row of {self.length} tokens")
-        if self.task == "fuzzy-recall" and 2 * self.max_motif > self.length:
-            raise DataError(f"max_motif = {self.max_motif}: a key and a value do not fit into {self.length} tokens")
-
-    @property
-    def content(self) -> int:
-        return MAD_BASELINES[self.task][0] if self.num_tokens is None else self.num_tokens
-
-    @property
-    def length(self) -> int:
-        return MAD_BASELINES[self.task][1] if self.sequence_length is None else self.sequence_length
-
-
-DataConfig = CorpusConfig | MQARConfig | MADConfig
+DataConfig = CorpusConfig | RecallConfig | MQARTaskConfig | MADTaskConfig | SyntheticConfig

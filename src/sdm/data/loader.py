@@ -6,12 +6,16 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 from sdm.data.batch import Batch, BatchSource
-from sdm.data.config import CorpusConfig, DataConfig, MADConfig, MQARConfig
+from sdm.data.config import CorpusConfig, DataConfig
 from sdm.data.corpus import open_corpus
 from sdm.data.errors import DataError, check_not_negative, check_positive
 from sdm.data.mad import MAD
 from sdm.data.mqar import MQAR
+from sdm.data.published_config import MADTaskConfig, MQARTaskConfig
+from sdm.data.recall import Recall
 from sdm.data.splits import SPLITS
+from sdm.data.synthetic import Synthetic
+from sdm.data.task_config import RecallConfig, SyntheticConfig
 
 
 def open_data(
@@ -32,11 +36,15 @@ def open_data(
         raise DataError(f"split must be one of {', '.join(SPLITS)}, got {split!r}")
     if isinstance(config, CorpusConfig):
         return open_corpus(config, split, announce)
-    if isinstance(config, MQARConfig):
-        return MQAR(config, split, total_steps)
-    if isinstance(config, MADConfig):
+    if isinstance(config, RecallConfig):
+        return Recall(config, split, total_steps)
+    if isinstance(config, MQARTaskConfig):
+        return MQAR(config, split)
+    if isinstance(config, MADTaskConfig):
         return MAD(config, split)
-    raise DataError(f"config must be a CorpusConfig, MQARConfig or MADConfig, got {type(config).__name__}")
+    if isinstance(config, SyntheticConfig):
+        return Synthetic(config, split)
+    raise DataError(f"config must be a CorpusConfig or that of a synthetic task, got {type(config).__name__}")
 
 
 class Batches(Iterator[Batch]):

@@ -1,104 +1,133 @@
-"""The six synthetic tasks of "Mechanistic Design and Scaling of Hybrid Architectures" (MAD), written from the paper.
+"""The tasks of "Mechanistic Design and Scaling of Hybrid Architectures" (MAD) as its benchmark defines them.
 
-Content tokens come first: in the recall tasks the lower half are keys, the upper half values. Then come a marker and a
-blank, then, for noisy recall, the noise. A task is a function from a random generator to one row: its tokens, and a
-dictionary from positions to what they predict.
+The last tokens of a vocabulary are special; in the recall tasks the lower half of what is left are keys, the upper half
+values, and noise follows them. Recall is trained on every next token of a row, as language models are, and measured, on
+held-out rows, on the values of keys that came before. Compression is the one task that differs: see there.
+
+A task is a function of a random generator and whether the row is for training, to one row: its tokens, and a dictionary
+from positions to what they predict. A row of the training set is a function of its number.
 """
 
 from __future__ import annotations
 
-import hashlib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from random import Random
 
 import torch
 
 from sdm.data.batch import IGNORED, Batch
-from sdm.data.config import MADConfig
-from sdm.data.randomness import hash_of
+from sdm.data.published_config import MADTaskConfig
+from sdm.data.randomness import Permutation, fingerprint_of, hash_of
 
 RowTokens = tuple[list[int], dict[int, int]]
-NUM_NOISE = 16
 
 
-def in_context_recall(config: MADConfig, rng: Random) -> RowTokens:
-    """Pairs of a key and its value, which the row alone defines. A key that comes again predicts its value."""
-    return _recall(config, rng, noise=0)
+def in_context_recall(config: MADTaskConfig, rng: Random, training: bool) -> RowTokens:
+    """Pairs of a key and its value, which the row alone defines. The last key is one that came before."""
+    return _recall(config, rng, training, content=config.vocabulary, noise_fraction=0)
 
 
-def noisy_recall(config: MADConfig, rng: Random) -> RowTokens:
-    """In-context recall with tokens between the pairs that mean nothing."""
-    return _recall(config, rng, noise=round(config.noise * config.length))
+def noisy_in_context_recall(config: MADTaskConfig, rng: Random, training: bool) -> RowTokens:
+    """The same with noise in the place of some pairs; one of them and the last are always pairs."""
+    return _recall(config, rng, training, config.vocabulary - config.noise_vocab_size, config.noise_fraction)
 
 
-def fuzzy_recall(config: MADConfig, rng: Random) -> RowTokens:
-    """In-context recall whose keys and values are several tokens long. All tokens of a value are predicted."""
-    half = config.content // 2
-    keys = _prefix_free_motifs(half, half, config.max_motif, rng)
-    values = [tuple(half + token for token in _motif(half, config.max_motif, rng)) for _ in keys]
-    tokens: list[int] = []
-    labels: dict[int, int] = {}
-    seen = set()
-    while True:
-        pair = rng.randrange(len(keys))
-        if len(tokens) + len(keys[pair]) + len(values[pair]) > config.length:
-            break
-        tokens += keys[pair]
-        if pair in seen:
-            labels.update({len(tokens) - 1 + i: token for i, token in enumerate(values[pair])})
-        tokens += values[pair]
-        seen.add(pair)
-    return tokens + [_blank(config)] * (config.length - len(tokens)), labels
+def fuzzy_in_context_recall(config: MADTaskConfig, rng: Random, training: bool) -> RowTokens:
+    """In-context recall with keys and values of several different tokens, padded on the left.
 
-
-def selective_copying(config: MADConfig, rng: Random) -> RowTokens:
-    """A few tokens among blanks; then markers, at which the tokens are to be said in their order."""
-    content = [rng.randrange(config.content) for _ in range(config.num_copied)]
-    tokens = [_blank(config)] * (config.length - config.num_copied)
-    for place, token in zip(sorted(rng.sample(range(len(tokens)), len(content))), content, strict=True):
-        tokens[place] = token
-    labels = {len(tokens) + i: token for i, token in enumerate(content)}
-    return tokens + [_marker(config)] * len(content), labels
-
-
-def compression(config: MADConfig, rng: Random) -> RowTokens:
-    """Random tokens, then markers, at which all of them are to be said in their order.
-
-    In the paper a decoder of its own rebuilds the tokens from the output at one marker. A batch has no such decoder, so
-    that a model with attention may look back here: the two are not comparable.
+    One pair is chosen first, stands somewhere in the row and comes again at its end. In training keys have any number
+    of tokens; in held-out rows the largest.
     """
-    content = [rng.randrange(config.content) for _ in range(config.length // 2)]
-    labels = {len(content) + i: token for i, token in enumerate(content)}
-    return content + [_marker(config)] * (config.length - len(content)), labels
+    padding = config.vocabulary - 1
+    keys, values = range(padding // 2), range(padding // 2, padding)
+
+    def motif(tokens: range, most: int, least: int = 1) -> tuple[int, ...]:
+        return tuple(rng.sample(tokens, rng.randint(least, most)))
+
+    def key() -> tuple[int, ...]:
+        return motif(keys, config.key_motif, 1 if training else config.key_motif)
+
+    last_key = key()
+    value_of = {last_key: motif(values, config.value_motif)}
+    last_size = len(last_key) + len(value_of[last_key])
+    longest = config.key_motif + config.value_motif
+    end = config.length - last_size - longest
+    shown_from = rng.randrange(config.length - 2 * last_size)
+    tokens: list[int] = []
+    answers: list[int] = []
+    seen: set[tuple[int, ...]] = set()
+
+    def append(chosen: tuple[int, ...]) -> None:
+        tokens.extend(chosen)
+        value = value_of.setdefault(chosen, motif(values, config.value_motif))
+        if chosen in seen:
+            answers.extend(range(len(tokens), len(tokens) + len(value)))
+        tokens.extend(value)
+        seen.add(chosen)
+
+    while len(tokens) < end:
+        # At the latest now. (MAD's own rows now and then ask for a pair that they have not shown.)
+        due = len(tokens) >= min(shown_from, end - longest)
+        append(last_key if due and last_key not in seen else key())
+    append(last_key)
+    missing = config.length + 1 - len(tokens)
+    return _next_tokens([padding] * missing + tokens, [missing + answer for answer in answers], training)
 
 
-def memorization(config: MADConfig, rng: Random) -> RowTokens:
-    """Keys, each followed by a marker at which its value is predicted. Keys keep their values in all rows, and no row
-    shows a value: they can only be learned."""
-    half = config.content // 2
-    value_of = Random(hash_of(config.seed, "memorization")).choices(range(half, config.content), k=half)
-    keys = [rng.randrange(half) for _ in range(config.length // 2)]
-    tokens = [token for key in keys for token in (key, _marker(config))]
-    labels = {2 * i + 1: value_of[key] for i, key in enumerate(keys)}
-    return tokens + [_blank(config)] * (config.length - len(tokens)), labels
+def selective_copying(config: MADTaskConfig, rng: Random, training: bool) -> RowTokens:
+    """Tokens among blanks, a copy token, then blanks at which the tokens are to be said in their order."""
+    copy, blank = config.vocabulary - 1, config.vocabulary - 2
+    content = [rng.randrange(blank) for _ in range(config.num_copied)]
+    blanks_before = [0] * config.num_copied
+    for _ in range(config.length - 2 * config.num_copied - 1):
+        blanks_before[rng.randrange(config.num_copied)] += 1
+    tokens: list[int] = []
+    for blanks, token in zip(blanks_before, content, strict=True):
+        tokens += [blank] * blanks + [token]
+    tokens.append(copy)
+    labels = dict(enumerate(content, len(tokens)))
+    return tokens + [blank] * config.num_copied, labels
 
 
-TASKS: dict[str, Callable[[MADConfig, Random], RowTokens]] = {
+def memorization(config: MADTaskConfig, rng: Random, training: bool) -> RowTokens:
+    """Keys, each followed by a token at which its value is predicted. Every key has a value of its own in all rows, and
+    no row shows it: it can only be learned."""
+    insert = config.vocabulary - 1
+    values = list(range(insert // 2, insert))
+    Random(hash_of(config.seed, "memorized")).shuffle(values)
+    keys = [rng.randrange(insert // 2) for _ in range(config.length // 2)]
+    tokens = [token for key in keys for token in (key, insert)]
+    return tokens, {2 * i + 1: values[key] for i, key in enumerate(keys)}
+
+
+def compression(config: MADTaskConfig, rng: Random, training: bool) -> RowTokens:
+    """Random tokens, then compression tokens, at which they are to be said in their order.
+
+    MAD has one compression token, and a decoder of its own that rebuilds all tokens from the output there. A language
+    model has no such decoder: it says the tokens itself, and one with attention may look back. The content is MAD's,
+    the result is not comparable.
+    """
+    token = config.vocabulary - 1
+    content = [rng.randrange(token) for _ in range(config.length - 1)]
+    return content + [token] * len(content), dict(enumerate(content, len(content)))
+
+
+TASKS: dict[str, Callable[[MADTaskConfig, Random, bool], RowTokens]] = {
     "in-context-recall": in_context_recall,
-    "fuzzy-recall": fuzzy_recall,
-    "noisy-recall": noisy_recall,
+    "fuzzy-in-context-recall": fuzzy_in_context_recall,
+    "noisy-in-context-recall": noisy_in_context_recall,
     "selective-copying": selective_copying,
-    "compression": compression,
     "memorization": memorization,
+    "compression": compression,
 }
 
 
 class MAD:
-    """A `BatchSource`. Held-out splits are other rows of the same task."""
+    """A `BatchSource`. Held-out splits are other rows of the same task, without end."""
 
     num_steps = None
 
-    def __init__(self, config: MADConfig, split: str = "train") -> None:
+    def __init__(self, config: MADTaskConfig, split: str = "train") -> None:
         self.config, self.split = config, split
 
     @property
@@ -107,69 +136,59 @@ class MAD:
 
     @property
     def sequence_length(self) -> int:
-        return self.config.length
+        """Tokens that a model sees. The last one of a recall row is only predicted."""
+        task, length = self.config.task, self.config.length
+        if task == "compression":
+            return 2 * (length - 1)
+        return length - 1 if task in ("in-context-recall", "noisy-in-context-recall") else length
 
     @property
     def vocab_size(self) -> int:
-        return self.config.content + 2 + (NUM_NOISE if self.config.task == "noisy-recall" else 0)
+        return self.config.vocabulary
 
     @property
     def fingerprint(self) -> str:
-        return hashlib.sha256(repr((self.config, self.split)).encode()).hexdigest()
+        return fingerprint_of(self.config, self.split)
 
     def batch(self, step: int, rows: Sequence[int]) -> Batch:
-        task = TASKS[self.config.task]
-        input_ids = torch.empty(len(rows), self.config.length, dtype=torch.int64)
+        task, training = TASKS[self.config.task], self.split == "train"
+        input_ids = torch.empty(len(rows), self.sequence_length, dtype=torch.int64)
         labels = torch.full_like(input_ids, IGNORED)
         for i, row in enumerate(rows):
-            tokens, wanted = task(self.config, Random(hash_of(self.config.seed, self.split, step, row)))
+            tokens, wanted = task(self.config, self._generator(step, row), training)
             input_ids[i] = torch.tensor(tokens)
-            if wanted:
-                labels[i, list(wanted)] = torch.tensor(list(wanted.values()))
+            labels[i, list(wanted)] = torch.tensor(list(wanted.values()))
         return Batch(input_ids, labels)
 
+    def _generator(self, step: int, row: int) -> Random:
+        config = self.config
+        if self.split != "train":
+            return Random(hash_of(config.seed, "mad", self.split, step, row))
+        epoch, place = divmod(step * config.batch_size + row, config.examples)
+        number = Permutation(config.examples, config.seed, "order", epoch)[place]
+        return Random(hash_of(config.seed, "mad", "train", number))
 
-def _recall(config: MADConfig, rng: Random, noise: int) -> RowTokens:
-    half = config.content // 2
-    value_of = [rng.randrange(half, config.content) for _ in range(half)]
-    pairs = (config.length - noise) // 2
-    noise = config.length - 2 * pairs
-    is_pair = [True] * pairs + [False] * noise
-    if config.task == "noisy-recall":
-        rng.shuffle(is_pair)
+
+def _recall(config: MADTaskConfig, rng: Random, training: bool, content: int, noise_fraction: float) -> RowTokens:
+    value_of: dict[int, int] = {}
     tokens: list[int] = []
-    labels: dict[int, int] = {}
-    seen = set()
-    for pair in is_pair:
-        if not pair:
-            filler = _blank(config)
-            tokens.append(filler + 1 + rng.randrange(NUM_NOISE) if config.task == "noisy-recall" else filler)
+    answers: list[int] = []
+    pairs = config.length // 2 - 1
+    always_pair = rng.randrange(pairs)
+    for i in range(pairs):
+        if i != always_pair and rng.random() < noise_fraction:
+            tokens += (content + rng.randrange(config.noise_vocab_size) for _ in range(2))
             continue
-        key = rng.randrange(half)
-        if key in seen:
-            labels[len(tokens)] = value_of[key]
-        seen.add(key)
-        tokens += (key, value_of[key])
-    return tokens, labels
+        key = rng.randrange(content // 2)
+        if key in value_of:
+            answers.append(len(tokens) + 1)
+        tokens += (key, value_of.setdefault(key, rng.randrange(content // 2, content)))
+    key = rng.choice(list(value_of))
+    answers.append(len(tokens) + 1)
+    return _next_tokens([*tokens, key, value_of[key]], answers, training)
 
 
-def _motif(num_tokens: int, max_length: int, rng: Random) -> tuple[int, ...]:
-    return tuple(rng.randrange(num_tokens) for _ in range(rng.randint(1, max_length)))
-
-
-def _prefix_free_motifs(count: int, num_tokens: int, max_length: int, rng: Random) -> list[tuple[int, ...]]:
-    """At most `count` keys, none the beginning of another: the end of a key can be told without looking ahead."""
-    motifs: list[tuple[int, ...]] = []
-    for _ in range(20 * count):
-        new = _motif(num_tokens, max_length, rng)
-        if len(motifs) < count and not any(new[: len(old)] == old or old[: len(new)] == new for old in motifs):
-            motifs.append(new)
-    return motifs
-
-
-def _marker(config: MADConfig) -> int:
-    return config.content
-
-
-def _blank(config: MADConfig) -> int:
-    return config.content + 1
+def _next_tokens(tokens: list[int], answers: Iterable[int], training: bool) -> RowTokens:
+    """A row whose tokens predict the next one: all of them in training, else those before the places of answers."""
+    places = range(1, len(tokens)) if training else answers
+    return tokens[:-1], {place - 1: tokens[place] for place in places}

@@ -1,83 +1,97 @@
-"""Multi-query associative recall: how many pairs can a model keep apart?
+"""Multi-query associative recall (MQAR) as Zoology defines it.
 
-A row is K pairs `key value`, then queries, which are keys of the row in random order. The label of a query is the value
-of its key; nothing else is predicted. Tokens 0 ... num_keys - 1 are keys, the others values.
+A row begins with K pairs `key value`, all different. Each key comes once more, its value as the label there; the places
+where the keys are asked are drawn by a power law, most of them soon after the pairs, and what stands between them is
+random tokens. Token 0 is never a key; the lower half of the others are keys, the upper half of all tokens values.
 
-Shapes: B rows, K pairs, Q queries.
+Every row of the training set is a function of its number, every batch of its step: a segment of the set, then rows of
+it. Each epoch has an order of its own. What does not fill a batch is left out of the epoch.
+
+Shapes: L tokens of a row, K pairs.
 """
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Sequence
-from dataclasses import replace
 
 import torch
 
 from sdm.data.batch import IGNORED, Batch
-from sdm.data.config import MQARConfig
-from sdm.data.errors import DataError
-from sdm.data.randomness import generator_of
+from sdm.data.published_config import MQARTaskConfig
+from sdm.data.randomness import Permutation, fingerprint_of, generator_of
+
+HELD_OUT_SHARE = 8  # rows of a training batch for one of a held-out batch, whose rows are longer
 
 
-def pairs_at(config: MQARConfig, step: int, total_steps: int) -> int:
-    """K at a step of the curriculum."""
-    progress = step / total_steps
-    if not config.curriculum or progress >= 3 / 5:
-        return config.num_pairs
-    ramp = max(progress - 1 / 5, 0) / (2 / 5)
-    return round(config.start_pairs * (config.num_pairs / config.start_pairs) ** ramp)
+def mqar_row(
+    config: MQARTaskConfig, length: int, num_pairs: int, generator: torch.Generator
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Tokens [L] and labels [L]."""
+    half = config.vocab_size // 2
+    keys_K = 1 + torch.randperm(half - 1, generator=generator)[:num_pairs]
+    values_K = half + torch.randperm(config.vocab_size - half, generator=generator)[:num_pairs]
+    places = (length - 2 * num_pairs) // 2
+    likelihood = torch.arange(1, places + 1, dtype=torch.float64) ** (config.power - 1)
+    gaps_K = torch.multinomial(likelihood, num_pairs, replacement=False, generator=generator)
+    asked_K = 2 * num_pairs + 2 * gaps_K
 
-
-def mqar_batch(config: MQARConfig, num_pairs: int, generator: torch.Generator) -> Batch:
-    """config.batch_size rows of `num_pairs` pairs."""
-    if not 1 <= num_pairs <= config.num_keys:
-        raise DataError(f"num_pairs must be between 1 and num_keys = {config.num_keys}, got {num_pairs}")
-    batch_size, num_queries = config.batch_size, min(config.num_queries or num_pairs, num_pairs)
-    # The order of random numbers is a random order: the first K of it are distinct keys.
-    keys_BK = torch.rand(batch_size, config.num_keys, generator=generator).argsort(-1)[:, :num_pairs]
-    values_BK = torch.randint(config.num_values, (batch_size, num_pairs), generator=generator) + config.num_keys
-    asked_BQ = torch.rand(batch_size, num_pairs, generator=generator).argsort(-1)[:, :num_queries]
-    pairs = torch.stack((keys_BK, values_BK), -1).flatten(1)
-    input_ids = torch.cat((pairs, keys_BK.gather(1, asked_BQ)), 1)
-    labels = torch.cat((torch.full_like(pairs, IGNORED), values_BK.gather(1, asked_BQ)), 1)
-    return Batch(input_ids, labels)
+    tokens = torch.zeros(length, dtype=torch.int64)
+    if config.random_filler:
+        tokens = torch.randint(config.vocab_size, (length,), generator=generator)
+    tokens[: 2 * num_pairs] = torch.stack((keys_K, values_K), -1).flatten()
+    tokens[asked_K] = keys_K
+    labels = torch.full_like(tokens, IGNORED)
+    labels[asked_K] = values_K
+    return tokens, labels
 
 
 class MQAR:
-    """A `BatchSource`. Held-out splits are other rows, all of them with `num_pairs` pairs."""
+    """A `BatchSource`. Held-out batches take turns in the test segments, the first one the first."""
 
     num_steps = None
 
-    def __init__(self, config: MQARConfig, split: str = "train", total_steps: int | None = None) -> None:
-        if split == "train" and config.curriculum and (total_steps is None or total_steps < 1):
-            raise DataError("a curriculum needs total_steps, the steps of the whole training")
+    def __init__(self, config: MQARTaskConfig, split: str = "train") -> None:
         self.config, self.split = config, split
-        self._total_steps = total_steps if split == "train" else None
 
     @property
     def batch_size(self) -> int:
-        return self.config.batch_size
+        return self.config.batch_size if self.split == "train" else max(1, self.config.batch_size // HELD_OUT_SHARE)
 
     @property
     def sequence_length(self) -> int:
-        pairs = self.config.num_pairs
-        return 2 * pairs + min(self.config.num_queries or pairs, pairs)
+        segments = self.config.train_segments if self.split == "train" else self.config.test_segments
+        return max(segment[0] for segment in segments)
 
     @property
     def vocab_size(self) -> int:
-        return self.config.num_keys + self.config.num_values
+        return self.config.vocab_size
 
     @property
     def fingerprint(self) -> str:
-        return hashlib.sha256(repr((self.config, self.split, self._total_steps)).encode()).hexdigest()
+        return fingerprint_of(self.config, self.split)
 
     def batch(self, step: int, rows: Sequence[int]) -> Batch:
+        config, seed = self.config, self.config.seed
+        if self.split == "train":
+            segment, numbers = self._training_rows(step, rows)
+            length, pairs, _ = config.train_segments[segment]
+            names = [("train", segment, number) for number in numbers]
+        else:
+            segment = step % len(config.test_segments)
+            length, pairs = config.test_segments[segment]
+            names = [(self.split, step, row) for row in rows]
+        made = [mqar_row(config, length, pairs, generator_of(seed, "multi-query", *name)) for name in names]
+        tokens, labels = zip(*made, strict=True)
+        return Batch(torch.stack(tokens), torch.stack(labels))
+
+    def _training_rows(self, step: int, rows: Sequence[int]) -> tuple[int, list[int]]:
+        """The segment of a step and the numbers of its rows."""
         config = self.config
-        pairs = config.num_pairs if self._total_steps is None else pairs_at(config, step, self._total_steps)
-        short = max(1, config.num_pairs // pairs) if config.fill else 1  # rows in the place of one
-        # All rows are drawn together, whoever wants some: it is cheap, and so no row depends on the number of ranks.
-        generator = generator_of(config.seed, "mqar", self.split, step)
-        batch = mqar_batch(replace(config, batch_size=config.batch_size * short), pairs, generator)
-        chosen = (torch.tensor(rows).unsqueeze(-1) * short + torch.arange(short)).flatten()
-        return Batch(batch.input_ids[chosen], batch.labels[chosen])
+        epoch, place = divmod(step, config.steps_per_epoch)
+        batch = Permutation(config.steps_per_epoch, config.seed, "batches", epoch)[place]
+        for segment, (_, _, count) in enumerate(config.train_segments):
+            if batch < count // config.batch_size:
+                order = Permutation(count, config.seed, "rows", segment, epoch)
+                return segment, [order[batch * config.batch_size + row] for row in rows]
+            batch -= count // config.batch_size
+        raise AssertionError("the batches of an epoch are those of its segments")

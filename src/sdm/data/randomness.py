@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+from typing import Any
 
 import torch
 
@@ -15,6 +16,14 @@ def hash_of(*parts: int | str) -> int:
 
 def generator_of(*parts: int | str) -> torch.Generator:
     return torch.Generator().manual_seed(hash_of(*parts) >> 1)
+
+
+def fingerprint_of(config: Any, *parts: Any) -> str:
+    """Changes with any field of a task's configuration and any part, and not with the name of its class."""
+    name = type(config).__name__
+    fields = repr(config).removeprefix(name)
+    whole = ", ".join([getattr(config, "former_name", name) + fields, *map(repr, parts)])
+    return hashlib.sha256(f"({whole})".encode()).hexdigest()
 
 
 class Permutation:

@@ -6,6 +6,7 @@ Shapes: B batch, T time, H heads, N slots, K = sqrt(N), D value channels, W writ
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 
 import torch
 import torch.nn.functional as F
@@ -51,6 +52,9 @@ class SparseDeltaMemory(nn.Module):
         norm_eps: of the RMS norms.
         backend: passed to the ops: "auto", or one of `sdm.ops.available_backends()`.
     """
+
+    # Is shown the slots, weights and gates of every forward pass, for statistics.
+    observer: Callable[[Tokens], None] | None = None
 
     def __init__(
         self,
@@ -153,8 +157,11 @@ class SparseDeltaMemory(nn.Module):
         if mask is not None:
             x = x.masked_fill(~mask.unsqueeze(-1), 0)
             key_input = None if key_input is None else key_input.masked_fill(~mask.unsqueeze(-1), 0)
+        tokens = self._tokens(x, mask, key_input)
+        if self.observer is not None:
+            self.observer(tokens)
         readings, final_state = sparse_delta_rule(
-            *self._tokens(x, mask, key_input),
+            *tokens,
             initial_state=self.initial_state if state is None else state,
             num_slots=self.num_slots,
             output_final_state=return_state,
@@ -188,12 +195,6 @@ class SparseDeltaMemory(nn.Module):
         if self.initial_state is None:
             return torch.zeros(shape, dtype=dtype, device=self.value_proj.weight.device)
         return self.initial_state.detach().to(dtype).expand(shape).clone()
-
-    @torch.no_grad()
-    def inspect(self, x: Tensor) -> Tokens:
-        """The slots, weights and gates that tokens x [B,T,hidden_size] would use, for statistics."""
-        check_input(x, self.hidden_size)
-        return self._tokens(x, None)
 
     def _tokens(self, x: Tensor, mask: Tensor | None, key_input: Tensor | None = None) -> Tokens:
         """What the memory is told about each token, [B,T,H,...]; padding neither decays nor writes."""

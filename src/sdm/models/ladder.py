@@ -33,6 +33,10 @@ LEVELS = {
     13: Level(3840, 38, 2, "8.14B", "2.2M", "7.963B", 1.141e12, 0.50e-3),
 }
 
+# Levels at which the table's parameters, and with them its ratio of state to parameters, are those of one layer less
+# than its number of layers.
+ONE_LAYER_LESS = (1, 3)
+
 
 def ladder(level: int, global_layer: str | list[str] = "sdm", **overrides: Any) -> SDMConfig:
     """The configuration of a level of the paper's ladder (1-6, 8, 13).
@@ -43,6 +47,7 @@ def ladder(level: int, global_layer: str | list[str] = "sdm", **overrides: Any) 
         overrides: other fields of `SDMConfig`.
 
     The number of layers is the table's; at levels 1 and 3 the table's number of parameters is that of one layer less.
+    Full attention has half as many key-value heads as heads, which 15 heads do not allow: level 8 has 5, a group of 3.
     """
     if level not in LEVELS:
         raise ValueError(f"level must be one of {', '.join(map(str, LEVELS))}, got {level!r}")

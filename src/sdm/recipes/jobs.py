@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
+from sdm.data.errors import DataError
 from sdm.files import write_json
 from sdm.recipes.ending import ending_with_one_message
 from sdm.training import TrainConfig, TrainingError
@@ -82,8 +83,16 @@ def _description(job: Job) -> dict[str, Any]:
 def _remove_other(job: Job, folder: Path) -> None:
     """A run that another job of this name left can neither be continued nor give its result to this one."""
     file = folder / JOB
-    if file.is_file() and json.loads(file.read_text(encoding="utf-8")) != _description(job):
+    if file.is_file() and _as_written_now(json.loads(file.read_text(encoding="utf-8"))) != _description(job):
         shutil.rmtree(folder)
+
+
+def _as_written_now(description: dict[str, Any]) -> dict[str, Any]:
+    """A description with the names and the fields that it would have today; unchanged if it cannot be read."""
+    try:
+        return description | {"config": to_json(from_json(TrainConfig, description["config"]))}
+    except (TrainingError, DataError):
+        return description
 
 
 def _tail(path: Path, lines: int = 12) -> str:

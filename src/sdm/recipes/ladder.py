@@ -1,7 +1,9 @@
 """The paper's scaling ladder: sizes, learning rates and tokens of its table.
 
-The paper names neither the number of tokens of a batch nor the lengths of warm-up and decay nor the weight decay; half
-a million tokens, one percent, a fifth and 0.1 are this project's choices.
+The paper's are also the sequences of 8192 tokens, AdamW's betas, the clipping, Warmup-Stable-Decay, and the tokens that
+memory statistics rest on. A step has 2^21 tokens: the paper says that 10 steps are about 21M tokens at level 8, and
+this project takes the same at the other levels. Where the paper is silent the choice is ours: warm-up over one percent
+of the steps, a linear decay over the last fifth, a weight decay of 0.1 with its exemptions, eps, and the scale of M0.
 """
 
 from __future__ import annotations
@@ -23,7 +25,8 @@ from sdm.training import (
 from sdm.training.model_config import LayerType
 
 SEQUENCE_LENGTH = 8192
-BATCH_TOKENS = 2**19
+BATCH_TOKENS = 2**21
+STATISTICS_STEPS = 10
 # By the name that a recipe's name ends in.
 GLOBAL_LAYERS: dict[str, LayerType] = {"sdm": "sdm", "gdn": "gdn", "mamba2": "mamba2", "attention": "full_attention"}
 
@@ -50,5 +53,11 @@ def ladder_run(level: int, global_layer: LayerType = "sdm") -> TrainConfig:
         schedule=ScheduleConfig(steps=steps, warmup=steps // 100, decay=steps // 5),
         compute=ComputeConfig(precision="bfloat16", accumulation=batch_size, checkpointing="block"),
         checkpoint=CheckpointConfig(every=1000, keep=3),
-        monitor=MonitorConfig(log_every=10, memory_every=100, validate_every=1000, validation_batches=4),
+        monitor=MonitorConfig(
+            log_every=10,
+            memory_every=100,
+            memory_tokens=STATISTICS_STEPS * BATCH_TOKENS,
+            validate_every=1000,
+            validation_batches=4,
+        ),
     )

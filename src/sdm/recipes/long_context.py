@@ -1,7 +1,12 @@
-"""Fine-tuning on long sequences: `sdm train long-context --init-from RUN --sequence-length 131072`."""
+"""Fine-tuning on long sequences: `sdm train long-context --init-from RUN --sequence-length 131072`.
+
+The paper fine-tunes its 1.4B and 8B models with 4B and 16B tokens of such sequences (`PAPER_TOKENS`). The recipe's 50
+steps of one row, 6.6M tokens, are a miniature: `paper_steps` has the steps that the paper's budget takes.
+"""
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 from pathlib import Path
 from typing import Literal
@@ -15,10 +20,18 @@ from sdm.training.export import exported_folder
 from sdm.training.run_folder import CONFIG
 
 LENGTH = 131_072
+PAPER_TOKENS = {8: 4_000_000_000, 13: 16_000_000_000}  # by the level of the ladder
+
+
+def paper_steps(level: int, batch_size: int = 1, sequence_length: int = LENGTH) -> int:
+    """Steps of so many rows that the paper's fine-tuning of a level takes."""
+    if level not in PAPER_TOKENS:
+        raise TrainingError(f"level must be one of {', '.join(map(str, PAPER_TOKENS))}, got {level!r}")
+    return math.ceil(PAPER_TOKENS[level] / (batch_size * sequence_length))
 
 
 def long_context() -> TrainConfig:
-    """Fine-tuning of a trained model on sequences of 131072 tokens; needs --init-from."""
+    """Fine-tuning of a trained model on sequences of 131072 tokens, in miniature; needs --init-from."""
     return lengthen(tiny_code(), LENGTH)
 
 

@@ -6,7 +6,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from sdm.data.config import CorpusConfig, MQARConfig
+from sdm.data.config import CorpusConfig, RecallConfig
 from sdm.data.corpus import open_corpus
 from sdm.evaluation.position import document_batches, doubling_edges, nll_by_position
 from sdm.evaluation.recall import recall_accuracy
@@ -35,7 +35,7 @@ def measure(kind: str, config: TrainConfig, folder: Path) -> dict[str, Any]:
         ],
     }
     if kind == "recall":
-        assert isinstance(config.data, MQARConfig)
+        assert isinstance(config.data, RecallConfig)
         accuracy = recall_accuracy(model, config.data, [k for k in PAIRS if k <= config.data.num_keys])
         return result | {"accuracy": {str(pairs): value for pairs, value in accuracy.items()}}
     assert isinstance(config.data, CorpusConfig)

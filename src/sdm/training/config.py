@@ -13,22 +13,22 @@ from sdm.training.model_config import ModelConfig
 
 @dataclass(frozen=True)
 class OptimConfig:
-    """AdamW. The defaults are the paper's."""
+    """AdamW. The betas and the clipping are the paper's; where it is silent, the defaults are this project's."""
 
     lr: float = 1e-3
-    """Learning rate at its highest."""
+    """Learning rate at its highest. The paper's, one a level, are in the recipes of its ladder."""
     betas: tuple[float, float] = (0.9, 0.95)
-    """Decay rates of the two moments."""
+    """Decay rates of the two moments (the paper's)."""
     eps: float = 1e-8
-    """Added to the root of the second moment."""
+    """Added to the root of the second moment (ours)."""
     weight_decay: float = 0.1
-    """Of the weight matrices; gates, norms, biases and decay rates have none."""
+    """Of the weight matrices; gates, norms, biases and decay rates have none (value and exemptions are ours)."""
     initial_state_lr: float | None = None
     """Learning rate of the learned initial states M0; None: lr."""
     initial_state_decay: float = 0.0
-    """Weight decay of the learned initial states."""
+    """Weight decay of the learned initial states (ours)."""
     clip: float = 1.0
-    """Largest norm of the gradient; a longer one is shortened to it."""
+    """Largest norm of the gradient; a longer one is shortened to it (the paper's)."""
 
     def __post_init__(self) -> None:
         _check_positive("optim", lr=self.lr, eps=self.eps, clip=self.clip)
@@ -42,7 +42,10 @@ class OptimConfig:
 
 @dataclass(frozen=True)
 class ScheduleConfig:
-    """Warmup-Stable-Decay: up in a straight line, level, down at the end."""
+    """Warmup-Stable-Decay: up in a straight line, level, down at the end.
+
+    The paper names the schedule; its lengths and the shape of the decay are this project's choices.
+    """
 
     steps: int = 1000
     """Steps of the whole run."""
@@ -119,7 +122,12 @@ class MonitorConfig:
     log_every: int = 10
     """Steps between two lines of metrics."""
     memory_every: int = 50
-    """Steps between two statistics of gates and slots; 0: none."""
+    """Steps between two statistics of gates and slots; 0: at the end only."""
+    memory_tokens: int | None = None
+    """Tokens that such a statistic rests on, of as many steps as have them; the paper's are 20971520, 10 steps of 2^21.
+    None: those of one step, at most 16384."""
+    memory_weighted: bool = False
+    """Count accesses to slots by their strength in the entropies, instead of as one each."""
     validate_every: int = 250
     """Steps between two measurements on held-out data; 0: at the end only."""
     validation_batches: int = 8
@@ -133,6 +141,8 @@ class MonitorConfig:
 
     def __post_init__(self) -> None:
         _check_positive("monitor", log_every=self.log_every)
+        if self.memory_tokens is not None:
+            _check_positive("monitor", memory_tokens=self.memory_tokens)
         _check_not_negative(
             "monitor",
             memory_every=self.memory_every,

@@ -67,8 +67,15 @@ def _value(hint: Any, value: Any, name: str) -> Any:
     classes: list[Any] = [option for option in options if dataclasses.is_dataclass(option)]
     if classes:
         kind = value.get(KIND) if isinstance(value, dict) else None
-        chosen = [option for option in classes if option.__name__ == kind] or classes[:1]
-        return from_json(chosen[0], value, name)
+        chosen = [option for option in classes if kind in _names(option)]
+        if kind is not None and not chosen:
+            raise TrainingError(f"{name}.{KIND} must be one of {', '.join(c.__name__ for c in classes)}, got {kind!r}")
+        return from_json((chosen or classes)[0], value, name)
     if isinstance(value, list):
         return tuple(_value(Any, entry, name) for entry in value)
     return Path(value) if Path in options and isinstance(value, str) else value
+
+
+def _names(kind: Any) -> tuple[str, ...]:
+    """What a class is called in files: by its name, or by the one that it had when the file was written."""
+    return (kind.__name__, *([kind.former_name] if hasattr(kind, "former_name") else []))

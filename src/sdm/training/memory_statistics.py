@@ -1,9 +1,9 @@
-"""What the memory does during training: the paper's appendix on gates and slots, from one batch at a time.
+"""What the memory does during training: the paper's appendix on gates and slots.
 
-The inputs of every SDM layer are caught on their way through the model, and only the gates and addresses of some of
-the tokens are computed a second time. Nothing is measured, and nothing costs, in other steps.
+Every SDM layer shows what it tells its memory about the tokens on their way through the model: nothing is computed a
+second time, and the slots are those that were in fact written and read. Nothing costs in steps that are not watched.
 
-Shapes: B batch, T time, H heads, W writes, R reads, N slots.
+Shapes: B batch, T time, H heads, W writes, R reads, N slots, A accesses.
 """
 
 from __future__ import annotations
@@ -11,14 +11,15 @@ from __future__ import annotations
 import contextlib
 import math
 from collections.abc import Iterator
-from typing import Any
+from functools import partial
 
 import torch
 from torch import Tensor, nn
 
 from sdm.layers import SparseDeltaMemory
+from sdm.ops.sparse_delta_rule.inputs import Tokens
 
-MAX_TOKENS = 16_384  # of a batch, enough for stable shares at any size of the memory that a test machine holds
+STEP_TOKENS = 16_384  # of a single step: enough for stable shares of memories that a small machine holds
 
 
 @contextlib.contextmanager
@@ -33,62 +34,95 @@ def evaluating(module: nn.Module) -> Iterator[None]:
 
 
 class MemoryStatistics:
-    """Statistics per SDM layer, and their means over the layers."""
+    """Statistics per SDM layer, added up over the passes that are watched, and their means over the layers.
 
-    def __init__(self) -> None:
-        self._inputs: dict[SparseDeltaMemory, Tensor] = {}
+    Args:
+        max_tokens: how many tokens are looked at until the statistics are taken; later ones are not.
+        weighted: count an access by its strength, the weight of a read or the weight of a write times its input gate,
+            instead of as one. It changes the entropies; a slot is in use however weakly.
+    """
+
+    def __init__(self, max_tokens: int = STEP_TOKENS, weighted: bool = False) -> None:
+        self._max_tokens, self._weighted = max_tokens, weighted
+        self._layers: dict[SparseDeltaMemory, _LayerStatistics] = {}
 
     @contextlib.contextmanager
     def watch(self, model: nn.Module) -> Iterator[None]:
-        """Catch the inputs of the SDM layers during the forward passes in this block."""
-        hooks = [
-            module.register_forward_pre_hook(self._catch)
-            for module in model.modules()
-            if isinstance(module, SparseDeltaMemory)
-        ]
+        """Look at the forward passes in this block. Backward does not belong in it: it may compute them again."""
+        layers = [module for module in model.modules() if isinstance(module, SparseDeltaMemory)]
+        for layer in layers:
+            layer.observer = partial(self._see, layer)
         try:
             yield
         finally:
-            for hook in hooks:
-                hook.remove()
-
-    def _catch(self, layer: nn.Module, arguments: tuple[Any, ...]) -> None:
-        assert isinstance(layer, SparseDeltaMemory)
-        self._inputs.setdefault(layer, arguments[0].detach())
+            for layer in layers:
+                layer.observer = None
 
     @torch.no_grad()
+    def _see(self, layer: SparseDeltaMemory, tokens: Tokens) -> None:
+        if layer not in self._layers:
+            self._layers[layer] = _LayerStatistics(layer, tokens.beta.device)
+        seen = self._layers[layer]
+        if seen.tokens < self._max_tokens:
+            left = self._max_tokens - seen.tokens
+            seen.add(Tokens(*(x.flatten(0, 1)[:left] for x in tokens)), self._weighted)
+
     def take(self) -> dict[str, float]:
-        """The means over the layers of what was caught since the last call; empty if there is no SDM layer."""
-        found = [_layer_statistics(layer, x) for layer, x in self._inputs.items()]
-        self._inputs.clear()
+        """The means over the layers of what was seen since the last call; empty if there is no SDM layer."""
+        found = [layer.result() for layer in self._layers.values()]
+        self._layers.clear()
         if not found:
             return {}
         return {f"memory/{name}": sum(one[name] for one in found) / len(found) for name in found[0]}
 
 
-def _layer_statistics(layer: SparseDeltaMemory, x_BTC: Tensor) -> dict[str, float]:
-    rows = max(1, MAX_TOKENS // x_BTC.shape[1])
-    with evaluating(layer):
-        tokens = layer.inspect(x_BTC[:rows, :MAX_TOKENS])
-    forget, write = tokens.log_decay.float().exp(), tokens.beta.float()
-    statistics: dict[str, float] = {}
-    for name, gate in (("forget_gate", forget), ("input_gate", write)):
-        low, high = gate.aminmax()
-        statistics |= {f"{name}_min": float(low), f"{name}_mean": float(gate.mean()), f"{name}_max": float(high)}
-    for name, index in (("written", tokens.write_index), ("read", tokens.read_index)):
-        entropy, share = slot_use(index, layer.num_slots)
-        statistics |= {f"slots_{name}": share, f"entropy_{name}": entropy}
-    return statistics
+class _LayerStatistics:
+    """Sums over the tokens of one layer; they stay on its device until the result is asked for."""
+
+    def __init__(self, layer: SparseDeltaMemory, device: torch.device) -> None:
+        size = (layer.num_heads, layer.num_slots)
+        self.tokens = 0
+        self._gates: dict[str, list[Tensor]] = {}  # smallest, sum, largest
+        self._num_gates: dict[str, int] = {}
+        self._strength = {name: torch.zeros(size, dtype=torch.float64, device=device) for name in ("written", "read")}
+        self._used = {name: torch.zeros(size, dtype=torch.bool, device=device) for name in self._strength}
+
+    def add(self, tokens: Tokens, weighted: bool) -> None:
+        """Tokens without a batch dimension, [T,H,...]."""
+        self.tokens += len(tokens.beta)
+        for name, gate in (("forget_gate", tokens.log_decay.float().exp()), ("input_gate", tokens.beta.float())):
+            new = [gate.min(), gate.double().sum(), gate.max()]
+            low, total, high = self._gates.setdefault(name, [new[0], torch.zeros_like(new[1]), new[2]])
+            self._gates[name] = [torch.minimum(low, new[0]), total + new[1], torch.maximum(high, new[2])]
+            self._num_gates[name] = self._num_gates.get(name, 0) + gate.numel()
+        written = tokens.write_weight.abs() * tokens.beta.unsqueeze(-1)
+        self._access("written", tokens.write_index, written if weighted else None)
+        self._access("read", tokens.read_index, tokens.read_weight.abs() if weighted else None)
+
+    def _access(self, name: str, index_THA: Tensor, strength_THA: Tensor | None) -> None:
+        heads, slots = self._used[name].shape
+        first_H1 = torch.arange(heads, device=index_THA.device).unsqueeze(-1) * slots
+        place = (index_THA.long() + first_H1).flatten()
+        strength = torch.ones_like(place) if strength_THA is None else strength_THA.flatten()
+        self._strength[name].view(-1).index_add_(0, place, strength.double())
+        self._used[name].view(-1)[place] = True
+
+    def result(self) -> dict[str, float]:
+        result: dict[str, float] = {"tokens": self.tokens}
+        for name, (low, total, high) in self._gates.items():
+            mean = float(total) / max(self._num_gates[name], 1)
+            result |= {f"{name}_min": float(low), f"{name}_mean": mean, f"{name}_max": float(high)}
+        for name, strength in self._strength.items():
+            result[f"slots_{name}"] = float(self._used[name].double().mean())
+            result[f"entropy_{name}"] = normalized_entropy(strength)
+        return result
 
 
-def slot_use(index_BTHW: Tensor, num_slots: int) -> tuple[float, float]:
-    """The entropy of the distribution of accesses over the slots of a head, as a share of the largest possible, and the
-    share of slots that were accessed at all; means over the heads."""
-    entropies, shares = [], []
-    for index in index_BTHW.movedim(2, 0).flatten(1).long():
-        counts = torch.bincount(index, minlength=num_slots).double()
-        probability = counts[counts > 0] / counts.sum()
-        entropy = float(-(probability * probability.log()).sum())
-        entropies.append(entropy / math.log(num_slots) if num_slots > 1 else 0.0)
-        shares.append(len(probability) / num_slots)
-    return sum(entropies) / len(entropies), sum(shares) / len(shares)
+def normalized_entropy(strength_HN: Tensor) -> float:
+    """The entropy of the distribution of accesses over the slots of a head, as a share of the largest possible; the
+    mean over the heads."""
+    slots = strength_HN.shape[-1]
+    total_H1 = strength_HN.double().sum(-1, keepdim=True)
+    probability = strength_HN / torch.where(total_H1 > 0, total_H1, 1.0)
+    entropy = -torch.xlogy(probability, probability).sum(-1).mean()
+    return float(entropy) / math.log(slots) if slots > 1 else 0.0

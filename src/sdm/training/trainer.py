@@ -9,6 +9,7 @@ moments, position in the data, random numbers, carried states and guards are all
 from __future__ import annotations
 
 import contextlib
+import math
 import time
 from dataclasses import replace
 from pathlib import Path
@@ -30,7 +31,7 @@ from sdm.training.errors import TrainingError, TrainingStopped
 from sdm.training.export import EXPORT, export_model, load_weights, model_tensors
 from sdm.training.guards import Guard
 from sdm.training.loss import batch_loss, carried_loss
-from sdm.training.memory_statistics import MemoryStatistics, evaluating
+from sdm.training.memory_statistics import STEP_TOKENS, MemoryStatistics, evaluating
 from sdm.training.monitor import Monitor
 from sdm.training.optimizer import make_optimizer, set_learning_rate, start_moments
 from sdm.training.schedule import learning_rate_factor
@@ -80,7 +81,7 @@ class Trainer:
         start_moments(self.optimizer)
         self.carried = CarriedStates(config.compute.accumulation)
         self.guard = Guard(config.guard)
-        self.statistics = MemoryStatistics()
+        self.statistics = MemoryStatistics(config.monitor.memory_tokens or STEP_TOKENS, config.monitor.memory_weighted)
         self.store = CheckpointStore(self.folder / run_folder.CHECKPOINTS, config.checkpoint.keep)
         self.signals = StopSignals()
         self.step = 0
@@ -137,8 +138,10 @@ class Trainer:
             _due(step, every, last) for every in (monitor.log_every, monitor.memory_every, monitor.validate_every)
         )
         start = time.perf_counter()
-        metrics = self.train_step(measure_memory=memory)
+        metrics = self.train_step(watch_memory=self._watches_memory(step))
         self._speed.add(int(metrics.pop("tokens")), time.perf_counter() - start)
+        if memory:
+            metrics |= self.statistics.take()
         if validate:
             metrics |= self.validate()
         if log or memory or validate:
@@ -146,22 +149,28 @@ class Trainer:
             metrics |= {"tokens_per_second": self._speed.take(), "seconds": self._speed.seconds, "seconds_left": left}
             self.monitor.log(step, metrics)
 
-    def train_step(self, measure_memory: bool = False) -> dict[str, float]:
+    def _watches_memory(self, step: int) -> bool:
+        """Whether statistics that are due at this step or soon after it rest on its tokens."""
+        monitor, steps = self.config.monitor, self.config.schedule.steps
+        needed = math.ceil((monitor.memory_tokens or 1) / (self.data.batch_size * self.data.sequence_length))
+        return any(_due(later, monitor.memory_every, later == steps) for later in range(step, step + needed))
+
+    def train_step(self, watch_memory: bool = False) -> dict[str, float]:
         """One optimizer step. Returns its metrics."""
         batch = next(self.batches).to(self.device)
         factor = learning_rate_factor(self.config.schedule, self.step)
         set_learning_rate(self.optimizer, factor)
         num_labels, loss = batch.num_labels, 0.0
         before = [x.clone() for x in self.model.buffers()]
-        with self.statistics.watch(self.model) if measure_memory else contextlib.nullcontext():
-            for place, piece in enumerate(batch.split(self.config.compute.accumulation)):
-                # Streams end a step that has begun: to undo it would take a copy of all the states that they carry.
-                if self.signals.received is not None and (batch.reset is None or place == 0):
-                    self._undo(before)
-                    raise _Interrupted
+        for place, piece in enumerate(batch.split(self.config.compute.accumulation)):
+            # Streams end a step that has begun: to undo it would take a copy of all the states that they carry.
+            if self.signals.received is not None and (batch.reset is None or place == 0):
+                self._undo(before)
+                raise _Interrupted
+            with self.statistics.watch(self.model) if watch_memory else contextlib.nullcontext():
                 piece_loss = self._loss(piece, num_labels, place)
-                piece_loss.backward()
-                loss += piece_loss.item()
+            piece_loss.backward()
+            loss += piece_loss.item()
         parameters = list(self.model.parameters())
         norm = torch.nn.utils.get_total_norm([x.grad for x in parameters if x.grad is not None])
         # Before clipping, which would spread one gradient that is not finite to all.
@@ -171,7 +180,7 @@ class Trainer:
         self.optimizer.zero_grad(set_to_none=True)
         self.step += 1
         metrics = {"loss": loss, "gradient_norm": norm.item(), "lr": factor * self.config.optim.lr}
-        return metrics | {"tokens": batch.num_tokens} | self.statistics.take()
+        return metrics | {"tokens": batch.num_tokens}
 
     def _undo(self, buffers: list[Tensor]) -> None:
         """Forget the step that has begun."""
