@@ -56,6 +56,11 @@ def test_run_goes_on_from_its_checkpoint(older: Path, name: str) -> None:
     assert_as_recorded(load_file(f"{name}/export/model.safetensors"), load_file(f"{name}-weights.safetensors"))
 
 
+def test_a_recipe_whose_name_has_another_task_now_does_not_take_over(older: Path) -> None:
+    with pytest.raises(SystemExit, match=r"another configuration: .* `sdm train /.*/recall` continues it as it was"):
+        main(["train", "mqar", "--run-dir", "recall"])
+
+
 @pytest.mark.parametrize("name", ["hybrid", "shifted"])
 def test_stream_goes_on_from_its_state(older: Path, name: str) -> None:
     model = SDMForCausalLM.from_pretrained(f"model-{name}").eval()

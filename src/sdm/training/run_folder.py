@@ -71,8 +71,8 @@ def _check_unchanged(folder: Path, config: TrainConfig) -> None:
     if changed:
         what = "; ".join(f"{name} was {old!r} and is {new!r}" for name, old, new in changed[:5])
         raise TrainingError(
-            f"the run in {folder} was started with another configuration: {what}. Take the old values to continue "
-            "it, or another folder (--run-dir) for a new run; --init-from starts from its weights"
+            f"the run in {folder} was started with another configuration: {what}. `sdm train {folder.absolute()}` "
+            "continues it as it was; take another folder (--run-dir) for a new run; --init-from starts from its weights"
         )
 
 
