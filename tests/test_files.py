@@ -8,7 +8,16 @@ from pathlib import Path
 
 import pytest
 
-from sdm.files import new_file, new_folder, remove_leftovers, write_json
+from sdm.files import (
+    DamagedFile,
+    new_file,
+    new_folder,
+    read_checked_json,
+    read_json,
+    remove_leftovers,
+    write_checked_json,
+    write_json,
+)
 
 
 def test_a_failed_write_leaves_the_old_file(tmp_path: Path) -> None:
@@ -59,3 +68,32 @@ def test_only_what_nobody_writes_is_left_over(tmp_path: Path) -> None:
         remove_leftovers(tmp_path / "a")
         assert {path.name for path in tmp_path.iterdir()} == {folder.name, ".b-dead"}
     remove_leftovers(tmp_path / "nowhere" / "a")
+
+
+@pytest.mark.parametrize(
+    "content", [b"", b"{", b"\xff", b"[]", b"3", b"[" * 100_000, b'{"a": ' + b"1" * 5000 + b"}"], ids=range(7)
+)
+def test_what_is_no_object_is_named(tmp_path: Path, content: bytes) -> None:
+    path = tmp_path / "a.json"
+    path.write_bytes(content)
+    with pytest.raises(DamagedFile, match=r"a\.json is damaged") as error:
+        read_json(path)
+    assert "\n" not in str(error.value)
+
+
+def test_a_pipe_is_not_waited_for(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "a.json")
+    with pytest.raises(OSError, match=r"a\.json is not a regular file"):
+        read_json(tmp_path / "a.json")
+
+
+def test_checksums_notice_every_value(tmp_path: Path) -> None:
+    path = tmp_path / "a.json"
+    write_checked_json(path, {"a": 1, "b": {"c": "x"}})
+    assert read_checked_json(path) == {"a": 1, "b": {"c": "x"}}
+    for old, new in (("1", "2"), ("x", "y"), ('"a"', '"d"')):
+        text = path.read_text()
+        path.write_text(text.replace(old, new, 1))
+        with pytest.raises(DamagedFile, match="checksum"):
+            read_checked_json(path)
+        path.write_text(text)

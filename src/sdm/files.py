@@ -1,15 +1,76 @@
-"""Files and folders that are either complete or not there."""
+"""Files and folders that are either complete or not there, and are read without trust in what they hold."""
 
 from __future__ import annotations
 
 import contextlib
+import hashlib
 import json
 import os
 import secrets
 import shutil
+import stat
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
+
+CHECKSUM = "sha256"
+LARGEST_JSON = 2**28  # bytes; the largest tokenizers are a tenth of that
+
+
+class DamagedFile(ValueError):
+    """A file does not hold what it should. The message names it."""
+
+
+def open_regular(path: Path) -> BinaryIO:
+    """Open a file to read. Pipes and devices, which may never end or never begin, are an OSError."""
+    descriptor = os.open(path, os.O_RDONLY | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_BINARY", 0))
+    try:
+        if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+            raise OSError(f"{path} is not a regular file")
+        return os.fdopen(descriptor, "rb")
+    except BaseException:
+        os.close(descriptor)
+        raise
+
+
+def parse_json(data: bytes) -> Any:
+    """The value of a JSON text; whatever is wrong with it is a ValueError of one line."""
+    try:
+        return json.loads(data.decode("utf-8"))
+    except RecursionError as error:
+        raise ValueError("it is nested too deeply") from error
+
+
+def read_json(path: Path) -> dict[str, Any]:
+    """The object in a JSON file. Content that is wrong is a DamagedFile, a file that cannot be opened an OSError."""
+    with open_regular(path) as file:
+        data = file.read(LARGEST_JSON + 1)
+    try:
+        if len(data) > LARGEST_JSON:
+            raise ValueError(f"it is larger than {LARGEST_JSON} bytes")
+        value = parse_json(data)
+    except ValueError as error:
+        raise DamagedFile(f"{path} is damaged: {error}") from error
+    if not isinstance(value, dict):
+        raise DamagedFile(f"{path} is damaged: it must hold an object, got {type(value).__name__}")
+    return value
+
+
+def read_checked_json(path: Path) -> dict[str, Any]:
+    """What `write_checked_json` wrote, or a DamagedFile."""
+    value = read_json(path)
+    if value.pop(CHECKSUM, None) != _checksum(value):
+        raise DamagedFile(f"{path} is damaged: it does not have its checksum")
+    return value
+
+
+def write_checked_json(path: Path, value: dict[str, Any]) -> None:
+    """Write an object together with its checksum."""
+    write_json(path, value | {CHECKSUM: _checksum(value)})
+
+
+def _checksum(value: dict[str, Any]) -> str:
+    return hashlib.sha256(json.dumps(value, sort_keys=True).encode()).hexdigest()
 
 
 @contextlib.contextmanager

@@ -128,7 +128,7 @@ def test_bad_tokenizers_are_named(tmp_path: Path) -> None:
     for content, message in (
         (b'{"eos_token": ', "is damaged"),
         (b"\xff", "is damaged"),
-        (b"[]", "must hold an object"),
+        (b"[]", "is damaged: it must hold an object"),
     ):
         (tmp_path / "tokenizer_config.json").write_bytes(content)
         with pytest.raises(DataError, match=rf"tokenizer_config\.json {message}"):

@@ -226,6 +226,27 @@ def test_a_job_that_fails_says_why_in_one_line(tmp_path: Path) -> None:
     assert "Traceback" not in str(failed.value)
 
 
+def test_jobs_do_not_import_from_the_working_directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("random.py", "json.py", "sdm.py"):
+        (tmp_path / name).write_text(f"open({str(tmp_path / 'executed')!r}, 'w')")
+    monkeypatch.chdir(tmp_path)
+    run_jobs([Job("a", recall_run(), "recall")], tmp_path / "runs", 1, lambda newest: None)
+    assert not (tmp_path / "executed").exists()
+
+
+def test_damaged_files_of_jobs(tmp_path: Path) -> None:
+    """A result that is damaged is measured again; a description that is damaged might be of anything."""
+    job, folder = Job("a", recall_run(), "recall"), tmp_path / "a"
+    expected = run_jobs([job], tmp_path, 1, lambda newest: None)
+    text = (folder / "evaluation.json").read_text()
+    (folder / "evaluation.json").write_text(text.replace('"steps": 8', '"steps": 9'))
+    assert run_jobs([job], tmp_path, 1, lambda newest: None) == expected
+    for content in ("{", "[]", "[" * 100_000):
+        (folder / "job.json").write_text(content)
+        with pytest.raises(JobFailed, match=r"job\.json is damaged.*delete it to continue"):
+            run_jobs([job], tmp_path, 1, lambda newest: None)
+
+
 JOBS = """
 import sys
 from pathlib import Path

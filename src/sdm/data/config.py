@@ -54,8 +54,10 @@ class CorpusConfig:
         if self.weights and len(self.weights) != len(self.sources):
             raise DataError(f"weights must be one per source: {len(self.sources)} expected, got {len(self.weights)}")
         for i, weight in enumerate(self.weights):
-            if not 0 < weight < float("inf"):
-                raise DataError(f"weights[{i}] must be positive and finite, got {weight}; leave a source out instead")
+            if not 1e-100 <= weight <= 1e100:  # so that neither sums nor quotients overflow
+                raise DataError(
+                    f"weights[{i}] must be positive, from 1e-100 to 1e100, got {weight}; leave a source out instead"
+                )
         for suffix in self.suffixes:
             if not suffix.startswith("."):
                 raise DataError(f"suffixes must start with a dot, got {suffix!r}")

@@ -20,16 +20,23 @@ def require(module: str, extra: str, purpose: str) -> ModuleType:
         raise DataError(f"{purpose} needs {module}: pip install 'sparse-delta-memory[{extra}]'") from error
 
 
+LARGEST = 2**64 - 1  # beyond it numbers no longer fit into the types that compute with them
+
+
 def check_positive(**values: int) -> None:
-    for name, value in values.items():
-        if value < 1:
-            raise DataError(f"{name} must be at least 1, got {value}")
+    _check_range(1, "must be at least 1", values)
 
 
 def check_not_negative(**values: int) -> None:
+    _check_range(0, "must not be negative", values)
+
+
+def _check_range(smallest: int, rule: str, values: dict[str, int]) -> None:
     for name, value in values.items():
-        if value < 0:
-            raise DataError(f"{name} must not be negative, got {value}")
+        if value < smallest:
+            raise DataError(f"{name} {rule}, got {value}")
+        if value > LARGEST:
+            raise DataError(f"{name} must be below 2^64, got a number of {value.bit_length()} bits")
 
 
 def check_one_of(choices: tuple[str, ...], **values: str) -> None:

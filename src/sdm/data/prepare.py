@@ -17,7 +17,7 @@ from sdm.data.randomness import hash_of
 from sdm.data.shards import FORMAT, TokenStore, TokenWriter
 from sdm.data.sources import Source
 from sdm.data.splits import SPLITS, split_documents
-from sdm.data.tokenization import Tokenizer, load_tokenizer
+from sdm.data.tokenization import CHECKSUMS, Tokenizer, keep_tokenizer, load_tokenizer
 from sdm.files import new_folder, remove_leftovers
 
 BPE = "bpe:"
@@ -53,6 +53,11 @@ def prepare_tokens(
         with _writing(f"the tokens of {source.name!r}", folder) as temporary:
             _write_splits(source, tokenizer, valid_fraction, test_fraction, temporary, description)
     store = TokenStore(folder / split, verify)
+    if store.manifest["tokenizer"] != tokenizer.fingerprint or store.manifest["source"] != {
+        **description,
+        "split": split,
+    }:
+        raise DataError(f"the tokens in {folder / split} are others than it was made for; delete {folder}")
     if store.num_documents == 0:
         raise DataError(
             f"source {source.name!r}: no documents in split {split!r}; raise {split}_fraction or add documents"
@@ -72,18 +77,25 @@ def prepare_tokenizer(
     if not spec.startswith(BPE):
         return load_tokenizer(spec)
     vocab_size = spec.removeprefix(BPE)
-    if not vocab_size.isdecimal():
+    if not vocab_size.isdecimal() or len(vocab_size) > 9:
         raise DataError(f"tokenizer must be 'byte', 'bpe:SIZE' or a path, got {spec!r}")
     identities = [[source.name, source.identity()] for source in sources]
-    key = _digest([spec, identities, valid_fraction, test_fraction, BPE_BYTES])
+    key = _digest([FORMAT, spec, identities, valid_fraction, test_fraction, BPE_BYTES])
     folder = cache_folder(cache_dir) / "tokenizers" / key[:32]
     if not folder.is_dir():
         announce(f"training {spec} into {folder}")
         texts = (text for source in sources for text in _sample(source, valid_fraction, test_fraction))
         trained = train_bpe(texts, int(vocab_size))
         with _writing(f"the tokenizer {spec!r}", folder) as temporary:
-            trained.save(temporary)
-    return load_tokenizer(folder)
+            keep_tokenizer(trained, temporary)
+    try:
+        if not (folder / CHECKSUMS).is_file():
+            raise DataError(f"there is no {CHECKSUMS}")
+        return load_tokenizer(folder)
+    except DataError as error:
+        raise DataError(
+            f"the tokenizer in {folder} is damaged: {error}; delete the folder to train it again"
+        ) from error
 
 
 @contextlib.contextmanager

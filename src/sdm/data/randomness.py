@@ -10,8 +10,9 @@ import torch
 
 def hash_of(*parts: int | str) -> int:
     """64 bits that depend on every part, the same on every machine."""
+    # Names of files that are not UTF-8 are hashed as they are on the disk.
     text = "\0".join(str(part) for part in parts)
-    return int.from_bytes(hashlib.blake2b(text.encode(), digest_size=8).digest(), "little")
+    return int.from_bytes(hashlib.blake2b(text.encode("utf-8", "surrogateescape"), digest_size=8).digest(), "little")
 
 
 def generator_of(*parts: int | str) -> torch.Generator:

@@ -2,7 +2,7 @@
 
 A store is a folder:
 
-    manifest.json      counts, checksums, the tokenizer's fingerprint, where the text came from
+    manifest.json      counts, checksums (its own too), the tokenizer's fingerprint, where the text came from
     tokens-00000.bin   little-endian uint16, or uint32 for vocabularies over 65536; whole documents
     documents.bin      little-endian int64 [documents + 1], where each document starts among all tokens
 
@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import bisect
 import hashlib
-import json
 import mmap
 import os
 import sys
@@ -27,9 +26,9 @@ from torch import Tensor
 
 from sdm.data.errors import DataError
 from sdm.data.tokenization import Tokenizer
-from sdm.files import write_bytes, write_json
+from sdm.files import DamagedFile, read_checked_json, read_json, write_bytes, write_checked_json
 
-FORMAT = 1
+FORMAT = 2
 SHARD_TOKENS = 2**28
 DTYPES = {"uint16": torch.uint16, "uint32": torch.uint32}
 
@@ -84,7 +83,7 @@ class TokenWriter:
                 for shard in self._shards
             ],
         }
-        write_json(self._folder / "manifest.json", manifest)
+        write_checked_json(self._folder / "manifest.json", manifest)
 
 
 class _Shard:
@@ -111,14 +110,7 @@ class TokenStore:
     def __init__(self, folder: Path, verify: bool = True) -> None:
         """verify: compare the checksums, which reads everything once. Sizes are always compared."""
         self.folder = folder
-        try:
-            self.manifest = json.loads((folder / "manifest.json").read_text(encoding="utf-8"))
-        except FileNotFoundError as error:
-            raise DataError(f"{folder} holds no tokens: there is no manifest.json") from error
-        except ValueError as error:
-            raise self._damaged(f"manifest.json cannot be read: {error}") from error
-        if self.manifest.get("format") != FORMAT:
-            raise DataError(f"{folder} has format {self.manifest.get('format')}, expected {FORMAT}; delete it")
+        self.manifest = self._read_manifest()
         dtype = DTYPES[self.manifest["dtype"]]
         self._offsets = self._map(self.manifest["documents"], torch.int64, verify)
         self._shards = [self._map(entry, dtype, verify) for entry in self.manifest["shards"]]
@@ -127,6 +119,18 @@ class TokenStore:
         agree = int(self._offsets[-1]) == self.num_tokens == sum(counts)
         if not agree or len(self._offsets) != self.num_documents + 1:
             raise self._damaged("the counts of manifest.json do not agree")
+
+    def _read_manifest(self) -> dict[str, Any]:
+        path = self.folder / "manifest.json"
+        try:
+            found = read_json(path).get("format")
+            if found != FORMAT:
+                raise DataError(f"{self.folder} has format {found!r}, expected {FORMAT}; delete it to tokenise again")
+            return read_checked_json(path)
+        except FileNotFoundError as error:
+            raise DataError(f"{self.folder} holds no tokens: there is no manifest.json") from error
+        except (OSError, DamagedFile) as error:
+            raise self._damaged(str(error)) from error
 
     @property
     def num_documents(self) -> int:

@@ -6,7 +6,6 @@ import contextlib
 import gzip
 import importlib.util
 import itertools
-import json
 import os
 import sysconfig
 import zlib
@@ -16,11 +15,17 @@ from pathlib import Path
 from typing import Any, BinaryIO, Protocol
 
 from sdm.data.errors import DataError, require
+from sdm.files import open_regular, parse_json
 
 FORMATS = (".jsonl", ".jsonl.gz", ".jsonl.zst", ".parquet")
 DEFAULT_SUFFIXES = (".txt", ".md", *FORMATS)
 HUGGING_FACE = "hf:"
-COMPRESSED_BYTES = 2**16  # read at a time
+READ_BYTES = 2**16  # at a time
+COMPRESSED_BYTES = 2**11  # at a time: zstandard expands what it is given at once, up to 32768 times
+LONGEST_LINE = 2**30  # bytes
+# What expands to more than so many times its size is made to fill the memory or the disk; ordinary text shrinks to a
+# third or a tenth. Small files may.
+LARGEST_EXPANSION, SMALL = 200, 2**26
 
 
 @dataclass(frozen=True)
@@ -134,6 +139,8 @@ class FileSource:
             yield
         except UnicodeDecodeError as error:
             raise DataError(f"source {self.name!r}: {self.root / file} is not UTF-8: {error}") from error
+        except MemoryError as error:
+            raise DataError(f"source {self.name!r}: {self.root / file} does not fit into memory; split it") from error
         except OSError as error:
             raise DataError(f"source {self.name!r}: {self.root / file} cannot be read: {error}") from error
 
@@ -150,12 +157,16 @@ class FileSource:
         elif name.endswith(".parquet"):
             yield from self._read_parquet(path, name)
         else:
-            yield Document(name, path.read_bytes().decode("utf-8"))
+            with open_regular(path) as stream:
+                text = stream.read().decode("utf-8")
+            yield Document(name, text)
 
     def _parse(self, line: bytes, where: str) -> str:
         try:
-            record = json.loads(line.decode("utf-8"))
-        except json.JSONDecodeError as error:
+            record = parse_json(line)
+        except UnicodeDecodeError:
+            raise
+        except ValueError as error:
             raise DataError(f"source {self.name!r}: {where} is not JSON: {error}") from error
         if not isinstance(record, dict) or not isinstance(record.get(self.text_key), str):
             has = (
@@ -174,20 +185,26 @@ class FileSource:
 
     def _read_parquet(self, path: Path, name: str) -> Iterator[Document]:
         parquet = require("pyarrow.parquet", "parquet", f"source {self.name!r}: reading .parquet")
+        open_regular(path).close()
         try:
             file = parquet.ParquetFile(path)
-        except ValueError as error:  # what pyarrow raises for damaged files
-            raise DataError(f"source {self.name!r}: {path} cannot be read: {error}") from error
-        if self.text_key not in file.schema_arrow.names:
-            columns = ", ".join(file.schema_arrow.names)
-            raise DataError(f"source {self.name!r}: {path} has no column {self.text_key!r} but {columns}; set text_key")
-        number = 0
-        for batch in file.iter_batches(batch_size=1024, columns=[self.text_key]):
-            for text in batch.column(0).to_pylist():
-                number += 1
+            names = file.schema_arrow.names
+            if self.text_key not in names:
+                raise DataError(
+                    f"source {self.name!r}: {path} has no column {self.text_key!r} but {', '.join(names)}; set text_key"
+                )
+            rows = (text for batch in file.iter_batches(64, columns=[self.text_key]) for text in batch.column(0))
+            expansion = _Expansion(path.stat().st_size)
+            for number, scalar in enumerate(rows, 1):
+                text = scalar.as_py()
                 if not isinstance(text, str):
                     raise DataError(f"source {self.name!r}: {path}, row {number}: {self.text_key!r} is not text")
+                expansion.add(len(text))
                 yield Document(f"{name}:{number}", text)
+        except DataError:
+            raise
+        except ValueError as error:  # what pyarrow raises for damaged files
+            raise OSError(str(error)) from error
 
 
 class HuggingFaceSource:
@@ -235,22 +252,45 @@ def _walk(root: Path, wanted: Callable[[Path], bool]) -> Iterator[Path]:
 
 def _lines(path: Path) -> Iterator[bytes]:
     """The lines of a file that may be compressed; damage is an OSError whatever the format."""
-    if path.suffix == ".gz":
-        try:
-            with gzip.open(path, "rb") as file:
-                yield from file
-        except (EOFError, zlib.error) as error:
-            raise OSError(str(error)) from error
-    elif path.suffix == ".zst":
-        zstandard = require("zstandard", "zstd", f"reading {path.name}")
-        try:
-            with path.open("rb") as file:
-                yield from _split_lines(_decompress_frames(file, zstandard.ZstdDecompressor()))
-        except (EOFError, zstandard.ZstdError) as error:
-            raise OSError(str(error)) from error
-    else:
-        with path.open("rb") as file:
-            yield from file
+    with open_regular(path) as file:
+        if path.suffix == ".gz":
+            try:
+                yield from _split_lines(_bounded(_decompress_gzip(file), file))
+            except (EOFError, zlib.error) as error:
+                raise OSError(str(error)) from error
+        elif path.suffix == ".zst":
+            zstandard = require("zstandard", "zstd", f"reading {path.name}")
+            try:
+                yield from _split_lines(_bounded(_decompress_frames(file, zstandard.ZstdDecompressor()), file))
+            except (EOFError, zstandard.ZstdError) as error:
+                raise OSError(str(error)) from error
+        else:
+            yield from _split_lines(iter(lambda: file.read(READ_BYTES), b""))
+
+
+class _Expansion:
+    """Counts what a compressed file expands to; out of all proportion to its size it is an OSError."""
+
+    def __init__(self, size: int) -> None:
+        self._left = max(SMALL, LARGEST_EXPANSION * size)
+
+    def add(self, size: int) -> None:
+        self._left -= size
+        if self._left < 0:
+            raise OSError(f"it expands to more than {LARGEST_EXPANSION} times its size; decompress it if that is right")
+
+
+def _bounded(pieces: Iterable[bytes], file: BinaryIO) -> Iterator[bytes]:
+    expansion = _Expansion(os.fstat(file.fileno()).st_size)
+    for piece in pieces:
+        expansion.add(len(piece))
+        yield piece
+
+
+def _decompress_gzip(file: BinaryIO) -> Iterator[bytes]:
+    with gzip.open(file, "rb") as expanded:
+        while data := expanded.read(READ_BYTES):
+            yield data
 
 
 def _decompress_frames(file: BinaryIO, decompressor: Any) -> Iterator[bytes]:
@@ -268,9 +308,13 @@ def _decompress_frames(file: BinaryIO, decompressor: Any) -> Iterator[bytes]:
 def _split_lines(pieces: Iterable[bytes]) -> Iterator[bytes]:
     """Lines without their ends. What a line consists of is joined once, however many pieces it spans."""
     line: list[bytes] = []
+    length = 0
     for piece in pieces:
         first, *others = piece.split(b"\n")
         line.append(first)
+        length = len(others[-1]) if others else length + len(first)
+        if length > LONGEST_LINE:
+            raise OSError(f"it has a line of more than {LONGEST_LINE} bytes")
         for other in others:
             yield b"".join(line)
             line = [other]

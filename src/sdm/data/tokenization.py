@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import json
 from collections.abc import Sequence
 from functools import cached_property
 from pathlib import Path
@@ -16,11 +15,22 @@ from torch import Tensor
 
 from sdm.data.errors import DataError
 from sdm.data.words import WordCache
-from sdm.files import write_bytes, write_json
+from sdm.files import (
+    DamagedFile,
+    open_regular,
+    read_checked_json,
+    read_json,
+    write_bytes,
+    write_checked_json,
+    write_json,
+)
 
 END_OF_TEXT = "<|endoftext|>"
 # What tokenizers call the token between documents, tried where no tokenizer_config.json says it.
 COMMON_EOS = (END_OF_TEXT, "<|end_of_text|>", "</s>", "<eos>", "<|im_end|>")
+
+FILES = ("tokenizer.json", "tokenizer_config.json")
+CHECKSUMS = "checksums.json"  # beside the files of a tokenizer that is kept for a run or in the cache
 
 
 class Tokenizer(Protocol):
@@ -144,24 +154,44 @@ def load_tokenizer(spec: str | Path) -> Tokenizer:
             f"tokenizer {str(spec)!r}: expected 'byte', a tokenizer.json or its folder; {file} is not there"
         )
     try:
-        tokenizer = tokenizers.Tokenizer.from_file(str(file))
-    except Exception as error:  # the library raises nothing more specific
-        raise DataError(f"tokenizer {str(spec)!r}: {file} is not a tokenizer: {error}") from error
-    config_file = file.parent / "tokenizer_config.json"
-    config = _read_object(config_file) if config_file.is_file() else None
+        _check_kept(file.parent)
+        config = read_json(file.with_name(FILES[1])) if file.with_name(FILES[1]).is_file() else None
+        with open_regular(file) as stream:
+            content = stream.read().decode("utf-8")
+    except (OSError, ValueError) as error:
+        raise DataError(f"tokenizer {str(spec)!r} cannot be read: {error}; restore or remove it") from error
+    tokenizer = _parse(content, spec, file)
     loaded = HFTokenizer(tokenizer, _eos_token(tokenizer, config or {}, file), config)
     byte = ByteTokenizer()
     return byte if loaded.fingerprint == byte.fingerprint else loaded
 
 
-def _read_object(file: Path) -> dict[str, Any]:
+def keep_tokenizer(tokenizer: Tokenizer, folder: Path) -> None:
+    """Save a tokenizer with the checksums of its files: what becomes of them later, `load_tokenizer` finds out."""
+    tokenizer.save(folder)
+    write_checked_json(folder / CHECKSUMS, {name: _file_sha256(folder / name) for name in FILES})
+
+
+def _check_kept(folder: Path) -> None:
+    if (folder / CHECKSUMS).exists():
+        for name, checksum in read_checked_json(folder / CHECKSUMS).items():
+            if _file_sha256(folder / name) != checksum:
+                raise DamagedFile(f"{folder / name} does not have the checksum of {CHECKSUMS}")
+
+
+def _file_sha256(file: Path) -> str:
+    with open_regular(file) as stream:
+        return hashlib.sha256(stream.read()).hexdigest()
+
+
+def _parse(content: str, spec: str | Path, file: Path) -> tokenizers.Tokenizer:
     try:
-        value = json.loads(file.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
-        raise DataError(f"tokenizer: {file} is damaged: {error}; restore or remove it") from error
-    if not isinstance(value, dict):
-        raise DataError(f"tokenizer: {file} must hold an object, got {type(value).__name__}; restore or remove it")
-    return value
+        return tokenizers.Tokenizer.from_str(content)
+    except (KeyboardInterrupt, SystemExit):
+        raise
+    except BaseException as error:  # the library raises nothing more specific, and panics where it expects no mistake
+        reason = " ".join(str(error).split())
+        raise DataError(f"tokenizer {str(spec)!r}: {file} is not a tokenizer: {reason}") from error
 
 
 def _eos_token(tokenizer: tokenizers.Tokenizer, config: dict[str, Any], file: Path) -> str:

@@ -1,11 +1,7 @@
-"""Several runs side by side: each in a process of its own, with one thread, followed through its metrics.
-
-python -m sdm.recipes.jobs FOLDER      trains and measures the run that FOLDER/job.json describes
-"""
+"""Several runs side by side: each in a process of its own, with one thread, followed through its metrics."""
 
 from __future__ import annotations
 
-import json
 import shutil
 import signal
 import subprocess
@@ -17,7 +13,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from sdm.data.errors import DataError
-from sdm.files import write_json
+from sdm.files import DamagedFile, read_checked_json, read_json, write_checked_json, write_json
 from sdm.recipes.ending import ending_with_one_message
 from sdm.training import TrainConfig, TrainingError
 from sdm.training.config_file import from_json, to_json
@@ -47,7 +43,7 @@ def run_jobs(
     that has begun."""
     for job in jobs:
         _remove_other(job, folder / job.name)
-    waiting = [job for job in jobs if not (folder / job.name / RESULT).is_file()]
+    waiting = [job for job in jobs if _result(folder / job.name) is None]
     running: dict[str, subprocess.Popen[bytes]] = {}
     try:
         while waiting or running:
@@ -64,13 +60,15 @@ def run_jobs(
             process.send_signal(signal.SIGTERM)  # a run saves first
         for process in running.values():
             process.wait()
-    return {job.name: json.loads((folder / job.name / RESULT).read_text()) for job in jobs}
+    results = {job.name: _result(folder / job.name) for job in jobs}
+    return {name: result for name, result in results.items() if result is not None}
 
 
 def _start(job: Job, folder: Path) -> subprocess.Popen[bytes]:
     folder.mkdir(parents=True, exist_ok=True)
     write_json(folder / JOB, _description(job))
-    command = [sys.executable, "-m", "sdm.recipes.jobs", str(folder)]
+    # -P: the working directory is no place of modules, where a random.py would be taken for Python's.
+    command = [sys.executable, "-P", "-m", "sdm.recipes.jobs", str(folder)]
     with (folder / LOG).open("ab") as log:
         # In a session of its own: Ctrl-C would reach it twice, and a second signal ends a run before it has saved.
         return subprocess.Popen(command, stdout=log, stderr=log, start_new_session=True)
@@ -80,17 +78,28 @@ def _description(job: Job) -> dict[str, Any]:
     return {"name": job.name, "config": to_json(job.config), "measure": job.measure}
 
 
+def _result(folder: Path) -> dict[str, Any] | None:
+    """What was measured; None if there is no result, or a damaged one, which is measured again."""
+    try:
+        return read_checked_json(folder / RESULT)
+    except (FileNotFoundError, DamagedFile):
+        return None
+
+
 def _remove_other(job: Job, folder: Path) -> None:
     """A run that another job of this name left can neither be continued nor give its result to this one."""
     file = folder / JOB
-    if file.is_file() and _as_written_now(json.loads(file.read_text(encoding="utf-8"))) != _description(job):
-        shutil.rmtree(folder)
+    try:
+        if file.is_file() and _as_written_now(read_json(file)) != _description(job):
+            shutil.rmtree(folder)
+    except DamagedFile as error:
+        raise JobFailed(f"{error}; delete it to continue the run, or {folder} to start it anew") from error
 
 
 def _as_written_now(description: dict[str, Any]) -> dict[str, Any]:
     """A description with the names and the fields that it would have today; unchanged if it cannot be read."""
     try:
-        return description | {"config": to_json(from_json(TrainConfig, description["config"]))}
+        return description | {"config": to_json(from_json(TrainConfig, description.get("config")))}
     except (TrainingError, DataError):
         return description
 
@@ -100,16 +109,16 @@ def _tail(path: Path, lines: int = 12) -> str:
 
 
 def main(folder: Path) -> None:
-    """What the process of one job does."""
+    """What the process of one job does: train and measure the run that job.json in the folder describes."""
     from sdm.recipes.measure import measure
     from sdm.training import Trainer
 
     with ending_with_one_message():
-        description = json.loads((folder / JOB).read_text(encoding="utf-8"))
+        description = read_json(folder / JOB)
         config = from_json(TrainConfig, description["config"])
         Trainer(config, folder).run()
         result = measure(description["measure"], config, folder)
-        write_json(folder / RESULT, result)
+        write_checked_json(folder / RESULT, result)
 
 
 if __name__ == "__main__":

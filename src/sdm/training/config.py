@@ -7,8 +7,12 @@ from pathlib import Path
 from typing import Literal
 
 from sdm.data.config import CorpusConfig, DataConfig
+from sdm.data.errors import LARGEST
 from sdm.training.errors import TrainingError
 from sdm.training.model_config import ModelConfig
+
+LARGEST_STEPS = 10**9  # at a step a second, thirty years
+LARGEST_THREADS = 1024  # far more end the process, without a word, where they cannot be started
 
 
 @dataclass(frozen=True)
@@ -59,6 +63,7 @@ class ScheduleConfig:
     """What is left of the learning rate at the end, as a share of the highest."""
 
     def __post_init__(self) -> None:
+        _check_at_most("schedule", LARGEST_STEPS, steps=self.steps)
         _check_positive("schedule", steps=self.steps)
         _check_not_negative("schedule", warmup=self.warmup, decay=self.decay_steps)
         if self.warmup + self.decay_steps > self.steps:
@@ -97,6 +102,7 @@ class ComputeConfig:
     def __post_init__(self) -> None:
         _check_positive("compute", accumulation=self.accumulation, segment_length=self.segment_length)
         if self.threads is not None:
+            _check_at_most("compute", LARGEST_THREADS, threads=self.threads)
             _check_positive("compute", threads=self.threads)
         if self.compile and self.checkpointing == "segment":
             raise TrainingError('compute.compile cannot be combined with compute.checkpointing = "segment"')
@@ -209,9 +215,18 @@ def _check_positive(section: str, **values: float) -> None:
     for name, value in values.items():
         if not 0 < value < float("inf"):
             raise TrainingError(f"{section}.{name} must be positive and finite, got {value}")
+        _check_at_most(section, LARGEST, **{name: value})
 
 
 def _check_not_negative(section: str, **values: float) -> None:
     for name, value in values.items():
         if not 0 <= value < float("inf"):
             raise TrainingError(f"{section}.{name} must not be negative, got {value}")
+        _check_at_most(section, LARGEST, **{name: value})
+
+
+def _check_at_most(section: str, largest: int, **values: float) -> None:
+    for name, value in values.items():
+        # Floating-point settings have no such limit: they are never counted up to.
+        if isinstance(value, int) and value > largest:
+            raise TrainingError(f"{section}.{name} must be at most {largest}, got {str(value)[:40]}")

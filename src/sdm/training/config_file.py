@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import dataclasses
-import json
 import types
 import typing
 from pathlib import Path
 from typing import Any, TypeVar
 
-from sdm.files import write_json
+from sdm.data.errors import DataError
+from sdm.files import DamagedFile, read_json, write_json
 from sdm.training.config import TrainConfig
 from sdm.training.errors import TrainingError
 
@@ -45,11 +45,13 @@ def write_config(path: Path, config: TrainConfig) -> None:
 
 def read_config(path: Path) -> TrainConfig:
     try:
-        return from_json(TrainConfig, json.loads(path.read_text(encoding="utf-8")))
+        return from_json(TrainConfig, read_json(path))
     except (FileNotFoundError, NotADirectoryError) as error:
         raise TrainingError(f"{path.parent} is not a run's folder: it has no {path.name}") from error
-    except (json.JSONDecodeError, UnicodeDecodeError) as error:
-        raise TrainingError(f"{path} is damaged: {error}") from error
+    except DamagedFile as error:
+        raise TrainingError(str(error)) from error
+    except (TrainingError, DataError) as error:
+        raise TrainingError(f"{path}: {error}") from error
 
 
 def differences(old: Any, new: Any, name: str = "") -> list[tuple[str, Any, Any]]:
@@ -63,6 +65,7 @@ def differences(old: Any, new: Any, name: str = "") -> list[tuple[str, Any, Any]
 
 
 def _value(hint: Any, value: Any, name: str) -> Any:
+    """A value of the type that a field has, or an error that names the field."""
     options = typing.get_args(hint) if typing.get_origin(hint) in (typing.Union, types.UnionType) else (hint,)
     classes: list[Any] = [option for option in options if dataclasses.is_dataclass(option)]
     if classes:
@@ -71,11 +74,41 @@ def _value(hint: Any, value: Any, name: str) -> Any:
         if kind is not None and not chosen:
             raise TrainingError(f"{name}.{KIND} must be one of {', '.join(c.__name__ for c in classes)}, got {kind!r}")
         return from_json((chosen or classes)[0], value, name)
-    if isinstance(value, list):
-        return tuple(_value(Any, entry, name) for entry in value)
-    return Path(value) if Path in options and isinstance(value, str) else value
+    for option in options:
+        if _fits(option, value):
+            return _converted(option, value)
+    shown = repr(value)
+    raise TrainingError(f"{name} must be {_describe(hint)}, got {shown if len(shown) < 80 else type(value).__name__}")
 
 
 def _names(kind: Any) -> tuple[str, ...]:
     """What a class is called in files: by its name, or by the one that it had when the file was written."""
     return (kind.__name__, *([kind.former_name] if hasattr(kind, "former_name") else []))
+
+
+def _fits(hint: Any, value: Any) -> bool:
+    origin, entries = typing.get_origin(hint), typing.get_args(hint)
+    if origin is typing.Literal:
+        return isinstance(value, str) and value in entries
+    if origin is tuple:
+        kinds = entries[:1] * len(value) if isinstance(value, list) and entries[-1] is ... else entries
+        return (
+            isinstance(value, list)
+            and len(value) == len(kinds)
+            and all(_fits(kind, entry) for kind, entry in zip(kinds, value, strict=True))
+        )
+    if hint is float:
+        return isinstance(value, (int, float)) and not isinstance(value, bool)
+    if hint is int:
+        return isinstance(value, int) and not isinstance(value, bool)
+    return isinstance(value, str if hint is Path else hint)
+
+
+def _converted(hint: Any, value: Any) -> Any:
+    if isinstance(value, list):
+        return tuple(_converted(Any, entry) for entry in value)
+    return Path(value) if hint is Path else value
+
+
+def _describe(hint: Any) -> str:
+    return hint.__name__ if isinstance(hint, type) and not typing.get_args(hint) else str(hint).replace("typing.", "")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
-from sdm.data.tokenization import Tokenizer
+from sdm.data.tokenization import Tokenizer, keep_tokenizer
 from sdm.training.checkpoint import CheckpointStore
 from sdm.training.config import TrainConfig
 from sdm.training.config_file import differences, read_config, to_json, write_config
@@ -50,7 +50,7 @@ def has_begun(folder: Path) -> bool:
 def record(folder: Path, config: TrainConfig, tokenizer: Tokenizer | None) -> None:
     """Write down what the run is, and at its start the tokenizer: text that changes later may give another one."""
     if tokenizer is not None and not has_begun(folder):
-        tokenizer.save(folder / TOKENIZER)
+        keep_tokenizer(tokenizer, folder / TOKENIZER)
     write_config(folder / CONFIG, config)
 
 
