@@ -7,12 +7,10 @@ from typing import Any
 
 import pytest
 import torch
-from tokenizers import Tokenizer, models, pre_tokenizers
 from transformers import (
     AutoModelForCausalLM,
     DataCollatorForLanguageModeling,
     DataCollatorWithFlattening,
-    PreTrainedTokenizerFast,
     Trainer,
     TrainingArguments,
     pipeline,
@@ -20,7 +18,8 @@ from transformers import (
 
 import sdm
 from helpers import assert_identical
-from tiny_models import tiny_model, tokens
+from tiny_models import STACKS, tiny_model, tokens
+from tiny_tokenizer import tiny_tokenizer
 
 pytestmark = [
     # What the other libraries deprecate in each other is not ours.
@@ -28,14 +27,6 @@ pytestmark = [
     pytest.mark.filterwarnings("ignore::FutureWarning"),
     pytest.mark.filterwarnings("ignore:.*pin_memory.*:UserWarning"),
 ]
-
-
-def tiny_tokenizer() -> PreTrainedTokenizerFast:
-    """One token per printable character."""
-    vocabulary = {chr(code): code - 32 for code in range(32, 127)} | {"<pad>": 95, "<eos>": 96}
-    tokenizer = Tokenizer(models.WordLevel(vocabulary, unk_token="?"))
-    tokenizer.pre_tokenizer = pre_tokenizers.Split("", "isolated")
-    return PreTrainedTokenizerFast(tokenizer_object=tokenizer, pad_token="<pad>", eos_token="<eos>")
 
 
 def test_pipeline() -> None:
@@ -130,6 +121,25 @@ def test_lora(kind: str, tmp_path: Path) -> None:
     model.save_pretrained(tmp_path)
     merged = model.merge_and_unload()
     assert_identical([merged.generate(input_ids=ids, max_new_tokens=4, do_sample=False)], [generated])
+
+
+@pytest.mark.parametrize("stack", STACKS)
+def test_the_documented_lora(stack: str) -> None:
+    """The recipe of docs/models.md adapts every block, and peft knows the names without being told the model."""
+    peft = pytest.importorskip("peft")
+    text = (Path(__file__).parents[2] / "docs/models.md").read_text()
+    source = next(block for block in text.split("```python\n") if "LoraConfig(" in block).split("```")[0]
+    names: dict[str, Any] = {"model": tiny_model(stack)}
+    exec(source, names)
+    model = names["model"]
+    assert isinstance(model, peft.PeftModel)
+    adapted = {name.split(".lora_A")[0] for name, x in model.named_parameters() if ".lora_A" in name}
+    for place, kind in enumerate(model.config.layer_types):
+        inside = {name for name in adapted if f".layers.{place}." in name}
+        assert sum(".mlp." in name for name in inside) == 3
+        assert kind == "token_shift" or sum(".mixer." in name for name in inside) == 5
+    ids = tokens(2, 6)
+    model(input_ids=ids, labels=ids).loss.backward()
 
 
 def test_accelerate_loads(tmp_path: Path) -> None:

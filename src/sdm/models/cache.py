@@ -48,6 +48,14 @@ class LayerCache(CacheLayerMixin):
         return y
 
     @property
+    def is_initialized(self) -> bool:
+        return self.state is not None
+
+    @is_initialized.setter
+    def is_initialized(self, value: bool) -> None:
+        """transformers sets it at construction; the state itself is what tells."""
+
+    @property
     def batch_size(self) -> int:
         return -1 if self.state is None else self._tensors()[0].shape[0]
 
@@ -129,6 +137,11 @@ class SDMCache(Cache):
     def get_seq_length(self, layer_idx: int = 0) -> int:
         """Tokens seen, padding included."""
         return self.layers[layer_idx].length
+
+    @property
+    def is_initialized(self) -> bool:
+        """Whether it has seen tokens."""
+        return all(layer.is_initialized for layer in self.layers)
 
     @property
     def batch_size(self) -> int:

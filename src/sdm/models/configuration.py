@@ -2,13 +2,16 @@
 
 import difflib
 import math
+import warnings
 from collections.abc import Sequence
 from dataclasses import fields
+from os import PathLike
 from typing import Any, ClassVar
 
 from huggingface_hub.dataclasses import strict
 from transformers import GenerationConfig, PreTrainedConfig
 
+from sdm.models import config_file
 from sdm.ops.backends import BACKENDS
 
 LOCAL_LAYERS = ("sliding_attention", "token_shift")
@@ -93,6 +96,18 @@ class SDMConfig(PreTrainedConfig):
     model_type = "sdm"
     keys_to_ignore_at_inference: ClassVar[list[str]] = ["past_key_values"]
     default_theta = 500_000.0
+    # Only what is exact on every rank. The sequence layers count all of their heads, and the norms over a head's
+    # channels and the addresses of a memory need all channels: each rank computes these layers whole.
+    base_model_tp_plan: ClassVar[dict[str, str]] = {
+        "layers.*.mlp.gate_proj": "colwise",
+        "layers.*.mlp.up_proj": "colwise",
+        "layers.*.mlp.down_proj": "rowwise",
+    }
+    base_model_fsdp_plan: ClassVar[dict[Any, str]] = {
+        "embed_tokens": "free_full_weight",
+        "layers.*": "free_full_weight",
+        "norm": "keep_full_weight",
+    }
 
     vocab_size: int = 128_256
     hidden_size: int = 768
@@ -139,19 +154,49 @@ class SDMConfig(PreTrainedConfig):
     eos_token_id: int | list[int] | None = None
 
     def __post_init__(self, **kwargs: Any) -> None:
-        self._refuse_unknown(kwargs)
+        for name in self._unknown(kwargs):
+            raise TypeError(f"SDMConfig has no field {name!r}{_nearest(name)}")
         self.derive()
         super().__post_init__(**kwargs)
         self._check_rope()
 
     @classmethod
     def from_dict(cls, config_dict: dict[str, Any], **kwargs: Any) -> Any:
-        """transformers would set overriding fields when everything is checked and derived."""
+        """The configuration that a file holds; `kwargs` override its fields before anything is derived from them.
+
+        A file may hold what this version does not know, and a user what he has set on a config. It is kept.
+        """
+        config_dict = config_file.from_file(config_dict)
         given = {name: kwargs.pop(name) for name in list(kwargs) if name in SDMConfig.__annotations__}
-        config_dict = {**config_dict, **given}
         if given.keys() & _PATTERN and "layer_types" not in given:
             config_dict.pop("layer_types", None)
-        return super().from_dict(config_dict, **kwargs)
+        extra = {name: config_dict.pop(name) for name in cls._unknown(config_dict)}
+        if extra:
+            names = ", ".join(f"{name!r}{_nearest(name)}" for name in extra)
+            warnings.warn(f"SDMConfig keeps fields of the file that it does not know: {names}", stacklevel=2)
+        loaded = super().from_dict(config_dict | given, **kwargs)
+        config = loaded[0] if isinstance(loaded, tuple) else loaded
+        for name, value in extra.items():
+            setattr(config, name, value)
+        return loaded
+
+    @classmethod
+    def from_json_file(cls, json_file: str | PathLike[str]) -> Any:
+        return cls.from_dict(cls._dict_from_json_file(json_file))
+
+    def to_diff_dict(self) -> dict[str, Any]:
+        """What config.json holds."""
+        return config_file.to_file(super().to_diff_dict())
+
+    def save_pretrained(self, save_directory: str | PathLike[str], push_to_hub: bool = False, **kwargs: Any) -> None:
+        config_file.write_code(save_directory)
+        super().save_pretrained(save_directory, push_to_hub=push_to_hub, **kwargs)
+
+    @classmethod
+    def register_for_auto_class(cls, auto_class: Any = "AutoConfig") -> None:
+        """A saved folder names its code anyway. For a class of your own, it is as in transformers."""
+        if cls is not SDMConfig:
+            super().register_for_auto_class(auto_class)
 
     def derive(self) -> None:
         """Check the fields and fill in those that are None. A model does it again, for fields that were set since."""
@@ -168,13 +213,11 @@ class SDMConfig(PreTrainedConfig):
     def validate_layer_type(self) -> None:
         """transformers knows a fixed list of layer types; ours are checked when they are derived."""
 
-    def _refuse_unknown(self, kwargs: dict[str, Any]) -> None:
+    @classmethod
+    def _unknown(cls, values: dict[str, Any]) -> list[str]:
         known = _TRANSFORMERS_KEYS | set(GenerationConfig._get_default_generation_params())
-        names = [field.name for field in fields(self)]
-        for key in kwargs:
-            if key not in known and not key.startswith("_"):
-                close = difflib.get_close_matches(key, names, n=1)
-                raise TypeError(f"SDMConfig has no field {key!r}" + (f"; did you mean {close[0]!r}?" if close else ""))
+        known |= {field.name for field in fields(cls)}
+        return [name for name in values if name not in known and not name.startswith("_")]
 
     def _check_sizes(self) -> None:
         required = (
@@ -324,6 +367,11 @@ class SDMConfig(PreTrainedConfig):
         theta = parameters.get("rope_theta")
         if not isinstance(theta, (int, float)) or isinstance(theta, bool) or not 0 < theta < math.inf:
             raise ValueError(f'rope_parameters["rope_theta"] must be a positive number, got {theta!r}')
+
+
+def _nearest(name: str) -> str:
+    close = difflib.get_close_matches(name, [field.name for field in fields(SDMConfig)], n=1)
+    return f" (did you mean {close[0]!r}?)" if close else ""
 
 
 def _check_layers(name: str, kinds: Sequence[str], choices: Sequence[str]) -> None:

@@ -5,8 +5,8 @@ Shapes: B batch, T time.
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Callable, Mapping
+from typing import Any, NoReturn
 
 import torch
 import torch.nn.functional as F
@@ -20,6 +20,7 @@ from transformers.utils import can_return_tuple
 from sdm.layers import GatedDeltaNet, GatedMLP, Mamba2, SparseDeltaMemory
 from sdm.layers.masked_batch_norm import MaskedBatchNorm
 from sdm.layers.short_convolution import ShortConvolution
+from sdm.models.arguments import check_extras
 from sdm.models.cache import SDMCache
 from sdm.models.configuration import SDMConfig
 from sdm.models.loss import IGNORED, chunked_cross_entropy, next_token_targets
@@ -67,6 +68,14 @@ class SDMPreTrainedModel(PreTrainedModel):
     _no_split_modules = ["SDMBlock"]  # noqa: RUF012, transformers' way of declaring it
     _skip_keys_device_placement = ["past_key_values"]  # noqa: RUF012
     _supports_sdpa = True
+    # Assisted decoding takes tokens back, which a recurrent state cannot.
+    _is_stateful = True
+
+    @classmethod
+    def register_for_auto_class(cls, auto_class: Any = "AutoModel") -> None:
+        """A saved folder names its code anyway. For a class of your own, it is as in transformers."""
+        if cls not in (SDMModel, SDMForCausalLM):
+            super().register_for_auto_class(auto_class)
 
     @torch.no_grad()
     def _init_weights(self, module: nn.Module) -> None:
@@ -117,6 +126,7 @@ class SDMModel(SDMPreTrainedModel):
         output_hidden_states: bool | None = None,
         output_attentions: bool | None = None,
         cu_seqlens: Tensor | None = None,
+        **extras: Any,
     ) -> BaseModelOutputWithPast:
         """Run the blocks.
 
@@ -129,7 +139,10 @@ class SDMModel(SDMPreTrainedModel):
             use_cache: whether to return a cache. None: `config.use_cache`, but not while gradients are recorded.
             output_hidden_states: also return the input of every block, and the output of the final norm.
             cu_seqlens: [documents + 1] offsets of documents packed into one row (B = 1), without a cache.
+            extras: what transformers passes to every model. `cu_seq_lens_q`, which `DataCollatorWithFlattening` and
+                TRL add, are our cu_seqlens; the rest is ignored.
         """
+        check_extras(self.forward, extras)
         if (input_ids is None) == (inputs_embeds is None):
             raise ValueError("give either input_ids or inputs_embeds")
         if output_attentions:
@@ -139,12 +152,14 @@ class SDMModel(SDMPreTrainedModel):
             inputs_embeds = self.embed_tokens(input_ids)
         assert inputs_embeds is not None
         if past_key_values is not None and not isinstance(past_key_values, SDMCache):
-            raise TypeError(f"past_key_values must be an sdm.SDMCache, got {type(past_key_values).__name__}")
+            raise TypeError(
+                f"past_key_values must be an sdm.SDMCache, got {type(past_key_values).__name__}; make one with "
+                "sdm.SDMCache(model.config), or leave it out"
+            )
         if past_key_values is not None:
             past_key_values.check(self.config)
-        if cu_seqlens is None:
-            cu_seqlens = _documents(position_ids, attention_mask, past_key_values)
-        elif past_key_values is not None:
+        cu_seqlens = _documents(cu_seqlens, extras, position_ids, attention_mask, past_key_values)
+        if cu_seqlens is not None and past_key_values is not None:
             raise ValueError("cu_seqlens packs whole documents and takes no past_key_values")
         if use_cache is None:
             use_cache = bool(self.config.use_cache) and not torch.is_grad_enabled()
@@ -195,6 +210,8 @@ class SDMForCausalLM(SDMPreTrainedModel, GenerationMixin):
     """The model with an output projection to the vocabulary."""
 
     _tied_weights_keys = {"lm_head.weight": "model.embed_tokens.weight"}  # noqa: RUF012
+    _tp_plan = {"lm_head": "colwise_gather_output"}  # noqa: RUF012
+    _fsdp_plan = {"lm_head": "keep_full_weight"}  # noqa: RUF012
 
     def __init__(self, config: SDMConfig) -> None:
         super().__init__(config)
@@ -217,7 +234,7 @@ class SDMForCausalLM(SDMPreTrainedModel, GenerationMixin):
         logits_to_keep: int | Tensor = 0,
         cu_seqlens: Tensor | None = None,
         num_items_in_batch: Tensor | int | None = None,
-        **flattening: Any,
+        **extras: Any,
     ) -> CausalLMOutputWithPast:
         """Logits, and the loss if there are labels. The arguments that are not listed are those of `SDMModel`.
 
@@ -228,14 +245,9 @@ class SDMForCausalLM(SDMPreTrainedModel, GenerationMixin):
             logits_to_keep: compute only the last so many logits, or those at these places; 0 computes all.
             num_items_in_batch: divides the summed loss instead of the number of labels; `transformers.Trainer` passes
                 it when it accumulates gradients.
-            flattening: what `DataCollatorWithFlattening` adds for other kernels. Its cu_seq_lens_q are our cu_seqlens.
         """
-        for name in flattening.keys() - _FLATTENING:
-            raise TypeError(f"SDMForCausalLM.forward has no argument {name!r}")
-        if cu_seqlens is None:
-            cu_seqlens = flattening.get("cu_seq_lens_q")
-        if cu_seqlens is None:
-            cu_seqlens = _documents(position_ids, attention_mask, past_key_values)
+        check_extras(self.forward, extras)
+        cu_seqlens = _documents(cu_seqlens, extras, position_ids, attention_mask, past_key_values)
         outputs = self.model(
             input_ids=input_ids,
             attention_mask=attention_mask,
@@ -266,6 +278,12 @@ class SDMForCausalLM(SDMPreTrainedModel, GenerationMixin):
             logits=logits,
             past_key_values=outputs.past_key_values,
             hidden_states=outputs.hidden_states,
+        )
+
+    def init_continuous_batching(self, *args: Any, **kwargs: Any) -> NoReturn:
+        """All ways to continuous batching begin here."""
+        raise NotImplementedError(
+            "continuous batching pages keys and values, which most layers of this model do not have; use generate()"
         )
 
     def _prepare_cache_for_generation(  # type: ignore[override]
@@ -303,10 +321,6 @@ def check_limit(length: int, limit: int | None) -> None:
         )
 
 
-# Arguments of DataCollatorWithFlattening.
-_FLATTENING = {"cu_seq_lens_q", "cu_seq_lens_k", "max_length_q", "max_length_k", "seq_idx"}
-
-
 def _reset_unloaded(module: nn.Module, reset: Callable[[], None]) -> None:
     """Let a layer draw its own parameters, gates and initial state, but keep what a checkpoint has brought."""
     own = dict(module.named_parameters(recurse=False))
@@ -332,8 +346,18 @@ def _current_mask(attention_mask: Tensor | None, x: Tensor) -> Tensor | None:
     return mask
 
 
-def _documents(position_ids: Tensor | None, attention_mask: Tensor | None, cache: SDMCache | None) -> Tensor | None:
-    """Offsets of the documents of a row whose positions start anew."""
+def _documents(
+    cu_seqlens: Tensor | None,
+    extras: Mapping[str, Any],
+    position_ids: Tensor | None,
+    attention_mask: Tensor | None,
+    cache: SDMCache | None,
+) -> Tensor | None:
+    """Offsets of packed documents: as they are given, or of a row whose positions start anew."""
+    if cu_seqlens is None:
+        cu_seqlens = extras.get("cu_seq_lens_q")
+    if cu_seqlens is not None:
+        return cu_seqlens
     if position_ids is None or cache is not None:
         return None
     if position_ids.dim() != 2:
