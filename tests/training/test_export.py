@@ -53,7 +53,8 @@ def test_only_an_export_is_replaced(tmp_path: Path, files: dict[str, str]) -> No
     output.mkdir()
     for _ in range(2):  # into an empty folder, and over an older export
         assert export_run(tmp_path / "run", output) == output
-    assert {path.name for path in output.iterdir()} == {"config.json", "generation_config.json", "model.safetensors"}
+    files = {"config.json", "generation_config.json", "model.safetensors", "modeling_sdm.py"}
+    assert {path.name for path in output.iterdir()} == files
 
 
 def test_places_that_cannot_be_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

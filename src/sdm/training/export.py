@@ -34,6 +34,7 @@ _WRITTEN = (
     "tokenizer.json",
     "tokenizer_config.json",
     "special_tokens_map.json",
+    "modeling_sdm.py",
     INDEX,
 )
 # Fields of the architecture that only say how the weights were first drawn, or repeat layer_types.
