@@ -13,7 +13,7 @@ import sdm
 
 ROOT = Path(sdm.__file__).parent
 
-# Who may import whom: a package may import those in its own set, and itself. `files` is a single module.
+# Who may import whom: a package may import those in its own set, and itself. `files` and `ending` are single modules.
 MAY_IMPORT: dict[str, set[str]] = {
     "native": set(),
     "ops": {"native"},
@@ -23,7 +23,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "training": {"models", "layers", "ops", "data", "files"},
     "evaluation": {"models", "layers", "ops", "data"},
     "analysis": {"models", "layers", "ops", "data", "files"},
-    "recipes": {"training", "evaluation", "analysis", "models", "layers", "ops", "data", "files"},
+    "recipes": {"training", "evaluation", "analysis", "models", "layers", "ops", "data", "files", "ending"},
 }
 HEAVY = {"transformers", "tokenizers", "safetensors", "tyro", "rich", "matplotlib", "triton", "numpy"}
 

@@ -6,6 +6,7 @@ import json
 import os
 import subprocess
 import sys
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +16,10 @@ from safetensors.torch import load_file, save_file
 import sdm
 from models.test_interoperation import tiny_tokenizer
 from sdm.cli import main
+from sdm.models.ladder import LEVELS
+from sdm.training import Trainer
 from tiny_models import tiny_model
+from training.runs import text_run
 
 
 @pytest.fixture
@@ -33,6 +37,60 @@ def test_ladder(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPa
     for number in ("7,962,624,000", "2,211,840", "56,623,104", "8.14B", "264.", "83% (94%)", "84% (93%)"):
         assert number in printed
     assert "level 8, with 15 heads, has one for three" in " ".join(printed.split())
+
+
+def test_ladder_in_a_narrow_terminal(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", "80")
+    main(["ladder"])
+    lines = capsys.readouterr().out.splitlines()
+    assert max(map(len, lines)) <= 80
+    for level in LEVELS:
+        assert sum(line.split()[:1] == [str(level)] for line in lines) == 2, "a line of sizes and one of states"
+    assert any("7,962,624,000" in line for line in lines), "numbers are whole"
+
+
+def test_version(capsys: pytest.CaptureFixture[str]) -> None:
+    main(["--version"])
+    assert capsys.readouterr().out == f"sdm {version('sparse-delta-memory')}\n"
+
+
+def test_info_says_that_the_core_is_missing(
+    run: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    main(["info", str(run)])
+    assert "core" not in capsys.readouterr().out
+    monkeypatch.setattr(sdm.ops.backends, "core", None)
+    main(["info", str(run)])
+    assert "the compiled core is not installed" in capsys.readouterr().out
+
+
+def test_an_unfinished_run(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """It is used as it is after its newest checkpoint, also where an older export lies in it."""
+    run = tmp_path / "run"
+    trainer = Trainer(text_run(tmp_path), run)
+    assert "has no checkpoint yet" in refusal("info", run)
+    trainer.train_step()
+    trainer.save()
+    main(["export", str(run)])
+    for _ in range(2):
+        trainer.train_step()
+    trainer.save()
+    trainer.close()
+    capsys.readouterr()
+    main(["info", str(run)])
+    printed, said = capsys.readouterr()
+    assert "1 x sdm" in printed
+    assert said == f"{run} is not finished: the model is that of the checkpoint after step 3\n"
+    arguments = ["--prompt", "document", "--max-new-tokens", "8"]
+    text = generated([str(run), *arguments], capsys)
+    main(["export", str(run), "--output", str(tmp_path / "now")])
+    capsys.readouterr()
+    assert generated([str(tmp_path / "now"), *arguments], capsys) == text
+
+    finished = Trainer(text_run(tmp_path), run)
+    finished.run()
+    main(["info", str(run)])
+    assert "not finished" not in capsys.readouterr().err
 
 
 def test_figure(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

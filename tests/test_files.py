@@ -47,6 +47,26 @@ def test_others_may_read_what_the_user_lets_them(tmp_path: Path) -> None:
     assert (tmp_path / "new").stat().st_mode == (tmp_path / "folder").stat().st_mode
 
 
+def test_others_may_read_what_libraries_hide(tmp_path: Path) -> None:
+    """safetensors writes files that only their owner may read."""
+    ordinary = tmp_path / "ordinary"
+    ordinary.touch()
+    with new_file(tmp_path / "a") as temporary:
+        temporary.touch(mode=0o600)
+    with new_folder(tmp_path / "new") as folder:
+        (folder / "sub").mkdir()
+        (folder / "sub" / "b").touch(mode=0o600)
+    for path in (tmp_path / "a", tmp_path / "new" / "sub" / "b"):
+        assert stat.S_IMODE(path.stat().st_mode) == stat.S_IMODE(ordinary.stat().st_mode)
+    before = os.umask(0o027)
+    try:
+        write_json(tmp_path / "team", 1)
+    finally:
+        os.umask(before)
+    assert stat.S_IMODE((tmp_path / "team").stat().st_mode) == 0o640
+    assert {path.name for path in tmp_path.iterdir()} == {"ordinary", "a", "new", "team"}
+
+
 def test_a_folder_is_on_the_disk_before_it_has_its_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     synced = set()
 

@@ -14,6 +14,10 @@ from typing import Annotated, Any, Literal
 
 import tyro
 
+from sdm import __version__
+from sdm.ending import PostponedSignals, ending_with_one_message
+
+DESCRIPTION = "Language models with a sparse delta memory. `sdm --version` prints the version."
 # Where a run keeps its model for transformers.
 EXPORT = "export"
 
@@ -25,12 +29,12 @@ class Ladder:
     def run(self) -> None:
         from rich.console import Console
 
-        from sdm.analysis.tables import ladder_table
+        from sdm.analysis.tables import ladder_tables
 
-        # A terminal of 80 columns would cut the numbers off; wrapped lines keep them.
+        # Where there is less room wrapped lines keep the numbers that would be cut off.
         console = Console()
-        console.width = max(console.width, 120)
-        console.print(ladder_table())
+        console.width = max(console.width, 80)
+        console.print(*ladder_tables())
 
 
 @dataclass(frozen=True)
@@ -68,9 +72,12 @@ class Info:
 
         if self.context < 0:
             raise ValueError(f"--context must not be negative, got {self.context}")
-        config = load_config(model_folder(self.model))
+        run = unfinished_run(self.model)
+        config = load_config(model_folder(self.model)) if run is None else restored_model(run).config
         Console().print(model_table(config, self.context))
         print(f"backend: {config.backend}; available here: {', '.join(ops.available_backends())}")
+        if "native" not in ops.available_backends():
+            print("the compiled core is not installed: CPUs run the slower backend chunked")
 
 
 @dataclass(frozen=True)
@@ -101,8 +108,9 @@ class Generate:
         from sdm.models import MemoryState, SDMCache
 
         self.check_options()
-        folder = model_folder(self.model)
-        model = load_model(folder)
+        run = unfinished_run(self.model)
+        folder = model_folder(self.model) if run is None else run / "tokenizer"
+        model = load_model(folder) if run is None else restored_model(run)
         tokenizer = None if self.tokens else load_tokenizer(folder)
         resumed = None
         if self.state is not None and self.state.exists():
@@ -110,7 +118,7 @@ class Generate:
         prompt = list(self.tokens)
         if self.prompt is not None:
             if tokenizer is None:
-                raise ValueError(f"{str(folder)!r} has no tokenizer; give the prompt as token ids with --tokens")
+                raise ValueError(f"{self.model!r} has no tokenizer; give the prompt as token ids with --tokens")
             with explained("cannot tokenize --prompt"):
                 prompt = tokenizer(self.prompt, add_special_tokens=resumed is None)["input_ids"]
         ids = ([] if resumed is None else list(resumed.pending)) + prompt
@@ -122,7 +130,9 @@ class Generate:
         if self.temperature > 0:
             sampling = {"do_sample": True, "temperature": self.temperature, "top_k": self.top_k}
         torch.manual_seed(self.seed)
-        with torch.inference_mode():
+        # Without a state there is nothing to save: a signal need not wait for the token that is being computed.
+        signals = PostponedSignals()
+        with torch.inference_mode(), contextlib.nullcontext() if self.state is None else signals:
             output = model.generate(
                 torch.tensor([ids]),
                 # A mask as long as the whole stream tells generate() that the ids are only its end.
@@ -130,14 +140,18 @@ class Generate:
                 past_key_values=cache,
                 max_new_tokens=self.max_new_tokens,
                 streamer=None if tokenizer is None else TextStreamer(tokenizer, skip_prompt=True),
+                stopping_criteria=[lambda ids, scores: torch.full(ids.shape[:1], signals.received is not None)],
                 **sampling,
             )
-        new = output[0, len(ids) :].tolist()
-        if tokenizer is None:
-            print(*new)
-        if self.state is not None:
-            # The model has not seen the last token yet: it comes first when the stream is resumed.
-            MemoryState.from_cache(model, cache, pending=new[-1:]).save(self.state)
+            new = output[0, len(ids) :].tolist()
+            if tokenizer is None:
+                print(*new)
+            if self.state is not None:
+                # The model has not seen the last token yet: it comes first when the stream is resumed.
+                MemoryState.from_cache(model, cache, pending=new[-1:]).save(self.state)
+        if signals.received is not None:
+            print(f"stopped: {signals.received} after {len(new)} tokens; {self.state} is saved", file=sys.stderr)
+            raise SystemExit(signals.received.exit_code)
 
     def check_options(self) -> None:
         """Refuse what cannot work before anything is loaded."""
@@ -253,20 +267,18 @@ COMMANDS: dict[str, Callable[..., Any]] = {
 
 def main(arguments: list[str] | None = None) -> None:
     arguments = sys.argv[1:] if arguments is None else arguments
+    if arguments == ["--version"]:
+        print(f"sdm {__version__}")
+        return
     if arguments[:1] == ["train"]:
         # Which fields there are depends on the recipe: it has a parser of its own.
         from sdm.recipes.command import train
 
         train(arguments[1:])
         return
-    command = tyro.extras.subcommand_cli_from_dict(COMMANDS, prog="sdm", description=__doc__, args=arguments)
-    try:
+    command = tyro.extras.subcommand_cli_from_dict(COMMANDS, prog="sdm", description=DESCRIPTION, args=arguments)
+    with ending_with_one_message():
         command.run()
-    except (OSError, ValueError) as error:
-        # What a user can mend is one message; SDM_TRACEBACK=1 shows where it comes from.
-        if os.environ.get("SDM_TRACEBACK") == "1":
-            raise
-        raise SystemExit(f"error: {error}") from error
 
 
 @contextlib.contextmanager
@@ -284,6 +296,25 @@ def model_folder(name: str) -> Path:
         if (folder / "config.json").is_file():
             return folder
     raise ValueError(f"{name!r} is neither a model's folder (no config.json) nor a run's (no {EXPORT}/config.json)")
+
+
+def unfinished_run(name: str) -> Path | None:
+    """The folder of a run that has not come to its end, or None."""
+    folder = Path(name)
+    if not (folder / "run.json").is_file():
+        return None
+    from sdm.training.export import is_unfinished
+
+    return folder if is_unfinished(folder) else None
+
+
+def restored_model(run: Path) -> Any:
+    """The model of an unfinished run, and a word about where it comes from."""
+    from sdm.training.export import restore_run
+
+    model, _, step = restore_run(run)
+    print(f"{run} is not finished: the model is that of the checkpoint after step {step}", file=sys.stderr)
+    return model.eval()
 
 
 def load_config(folder: Path) -> Any:
@@ -330,7 +361,3 @@ def load_tokenizer(folder: Path) -> Any:
         return None
     with explained(f"cannot load the tokenizer in {folder}"):
         return AutoTokenizer.from_pretrained(folder)
-
-
-if __name__ == "__main__":
-    main()

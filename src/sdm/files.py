@@ -82,6 +82,7 @@ def new_file(path: Path) -> Iterator[Path]:
     temporary = path.with_name(f".{secrets.token_hex(4)}-{path.name}")
     try:
         yield temporary
+        _let_read(temporary)
         _sync(temporary)
         temporary.replace(path)
         _sync(path.parent)
@@ -111,7 +112,9 @@ def new_folder(path: Path) -> Iterator[Path]:
     try:
         with _locked(temporary):
             yield temporary
-            for part in (*temporary.rglob("*"), temporary):
+            parts = list(temporary.rglob("*"))
+            _let_read(*(part for part in parts if part.is_file()))
+            for part in (*parts, temporary):
                 _sync(part)
             try:
                 temporary.rename(path)
@@ -157,6 +160,19 @@ def _locked(folder: Path) -> Iterator[bool]:
         yield free
     finally:
         os.close(descriptor)
+
+
+def _let_read(*files: Path) -> None:
+    """Give files the permissions that the user's new files have: some libraries write what only the owner may read."""
+    for folder in {file.parent for file in files}:
+        # The umask itself can only be read by changing it, for all threads; and a folder may have rules of its own.
+        probe = folder / f".{secrets.token_hex(4)}"
+        probe.touch()
+        mode = stat.S_IMODE(probe.stat().st_mode)
+        probe.unlink()
+        for file in files:
+            if file.parent == folder:
+                file.chmod(mode)
 
 
 def _sync(path: Path) -> None:

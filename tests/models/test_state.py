@@ -222,6 +222,8 @@ class TestRefused:
         model, path = saved
         with pytest.raises(ValueError, match="empty"):
             sdm.MemoryState.from_cache(model, sdm.SDMCache(model.config))
+        with pytest.raises(ValueError, match="row must say which of the 3 rows"):
+            sdm.MemoryState.from_cache(model, listen(model, tokens(3, 6)))
         with pytest.raises(IndexError, match="row = 1"):
             sdm.MemoryState.from_cache(model, listen(model, tokens(1, 6)), row=1)
         with pytest.raises(TypeError, match="SDMCache"):

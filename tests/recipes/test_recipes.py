@@ -3,18 +3,15 @@
 from __future__ import annotations
 
 import json
-import os
+import re
 import shlex
 import signal
-import subprocess
-import sys
-import time
-from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
+from processes import stop
 from sdm.cli import main
 from sdm.data import CorpusConfig, MADTaskConfig, MQARTaskConfig, RecallConfig, SyntheticConfig
 from sdm.data.mad import TASKS
@@ -42,11 +39,8 @@ def test_recipes_are_complete(name: str) -> None:
 
 @pytest.mark.parametrize("task", TASKS)
 def test_tasks_of_mad(task: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    with pytest.raises(SystemExit, match=f"mad-{task} "):
-        main(["train"])
-    steps = ["--schedule.steps", "2", "--schedule.warmup", "1", "--schedule.decay", "1"]
     run = ["--data.batch-size", "2", "--run-dir", str(tmp_path / "run")]
-    main(["train", f"mad-{task}", *steps, *run])
+    main(["train", f"mad-{task}", "--schedule.steps", "2", *run])
     printed = capsys.readouterr().out
     assert "step 2/2" in printed
     main(shlex.split(printed.split("`")[-2].removeprefix("sdm ")))
@@ -114,8 +108,36 @@ def test_unknown_recipe() -> None:
         recipe("tiny")
     with pytest.raises(SystemExit, match="there is no recipe"):
         main(["train", "tiny"])
-    with pytest.raises(SystemExit, match="tiny-code"):
-        main(["train"])
+    with pytest.raises(SystemExit, match=r"the recipe comes first, got --optim\.lr"):
+        main(["train", "--optim.lr", "1"])
+
+
+def test_recipes_are_listed(capsys: pytest.CaptureFixture[str]) -> None:
+    """On the standard output, within a narrow terminal, and asking for it is no error."""
+    for arguments in (["train"], ["train", "--help"]):
+        with pytest.raises(SystemExit) as ending:
+            main(arguments)
+        assert ending.value.code == 0
+        printed, complaint = capsys.readouterr()
+        assert not complaint
+        assert all(len(line) < 80 for line in printed.splitlines())
+        named = set(printed.replace(",", " ").split())
+        for name in RECIPES:
+            assert re.sub(r"-\d+", "-LEVEL", name) in named
+    groups = [line for line in printed.splitlines() if line.startswith("  ") and line[2] != " "]
+    assert "  mqar, mqar-gdn, mqar-attention" in groups
+
+
+@pytest.mark.parametrize("name", RECIPES)
+def test_warmup_and_decay_follow_the_steps(name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    whole = recipe(name).schedule
+    main(["train", name, "--schedule.steps", "60", "--print-config"])
+    schedule = from_json(ScheduleConfig, json.loads(capsys.readouterr().out)["schedule"])
+    for part in ("warmup_steps", "decay_steps"):
+        assert abs(getattr(schedule, part) / 60 - getattr(whole, part) / whole.steps) < 1 / 60
+    main(["train", name, "--schedule.steps=60", "--schedule.warmup=7", "--schedule.decay=2", "--print-config"])
+    schedule = from_json(ScheduleConfig, json.loads(capsys.readouterr().out)["schedule"])
+    assert (schedule.warmup, schedule.decay) == (7, 2)
 
 
 def test_fields_on_the_command_line(capsys: pytest.CaptureFixture[str]) -> None:
@@ -152,7 +174,6 @@ def test_train_export_generate(tmp_path: Path, capsys: pytest.CaptureFixture[str
         "model.num-writes": 4,
         "model.num-reads": 4,
         "schedule.steps": 4,
-        "schedule.warmup": 1,
         "compute.threads": 1,
         "run-dir": tmp_path / "run",
     }
@@ -166,7 +187,7 @@ def test_train_export_generate(tmp_path: Path, capsys: pytest.CaptureFixture[str
         assert (tmp_path / "again" / name).read_bytes() == (tmp_path / "run" / "export" / name).read_bytes()
 
     longer = ["--init-from", str(tmp_path / "run"), "--sequence-length", "64", "--run-dir", str(tmp_path / "long")]
-    main(["train", "long-context", *longer, "--schedule.steps", "2", "--schedule.warmup", "0"])
+    main(["train", "long-context", *longer, "--schedule.steps", "2"])
     resolved = json.loads((tmp_path / "long" / "run.json").read_text())
     assert resolved["data"]["sequence_length"] == 64
     assert resolved["compute"]["checkpointing"] == "segment"
@@ -267,24 +288,8 @@ main(["train", *sys.argv[1:]])
 """
 
 
-def stop(code: str, arguments: list[str], number: signal.Signals, begun: Callable[[], bool]) -> str:
-    """Start a program, send it a signal once it has begun, and return what it says about it."""
-    environment = os.environ | {"PYTHONPATH": str(Path(__file__).parents[1])}
-    command = [sys.executable, "-c", code, *arguments]
-    with subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
-        for _ in range(600):
-            if begun():
-                break
-            assert process.poll() is None
-            time.sleep(0.1)
-        process.send_signal(number)
-        _, said = process.communicate(timeout=60)
-        assert process.returncode == 128 + number
-        return said.decode()
-
-
 def test_jobs_save_before_a_signal_ends_them(tmp_path: Path) -> None:
-    said = stop(JOBS, [str(tmp_path)], signal.SIGTERM, (tmp_path / "a" / "metrics.jsonl").is_file)
+    _, said = stop(["-c", JOBS, str(tmp_path)], signal.SIGTERM, (tmp_path / "a" / "metrics.jsonl").is_file)
     assert said == "stopped: SIGTERM; the same command continues\n"
     assert "which is saved" in (tmp_path / "a" / "log.txt").read_text()
     assert list((tmp_path / "a" / "checkpoints").iterdir())
@@ -295,7 +300,8 @@ def test_signals_while_tokenising_leave_nothing(tmp_path: Path, number: signal.S
     text_run(tmp_path)
     tokens, fields = tmp_path / "cache" / "tokens", ["--data.tokenizer", "byte", "--run-dir", str(tmp_path / "run")]
     fields += ["--data.sources", str(tmp_path / "texts"), "--data.cache-dir", str(tmp_path / "cache")]
-    said = stop(TOKENISING, ["tiny-text", *fields], number, lambda: tokens.is_dir() and any(tokens.iterdir()))
+    command = ["-c", TOKENISING, "tiny-text", *fields]
+    _, said = stop(command, number, lambda: tokens.is_dir() and any(tokens.iterdir()))
     assert said == f"stopped: {number.name}; the same command continues\n"
     assert not any(tokens.iterdir())
 

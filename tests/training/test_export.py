@@ -57,6 +57,16 @@ def test_only_an_export_is_replaced(tmp_path: Path, files: dict[str, str]) -> No
     assert {path.name for path in output.iterdir()} == files
 
 
+def test_teammates_may_read_what_a_run_leaves(tmp_path: Path) -> None:
+    ordinary = tmp_path / "ordinary"
+    ordinary.touch()
+    train(text_run(tmp_path), tmp_path / "run")
+    files = [path for path in (tmp_path / "run").rglob("*") if path.is_file()]
+    assert {".safetensors", ".json"} <= {path.suffix for path in files}
+    for path in files:
+        assert path.stat().st_mode == ordinary.stat().st_mode, path
+
+
 def test_places_that_cannot_be_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     train(recall_run(), tmp_path / "run")
     run = tmp_path / "run"

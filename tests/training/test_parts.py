@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import re
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -24,6 +25,7 @@ from sdm.training import (
     Trainer,
     TrainingError,
     TrainingStopped,
+    calibration,
     preflight,
 )
 from sdm.training.config_file import differences, from_json, read_config, to_json, write_config
@@ -31,7 +33,7 @@ from sdm.training.guards import Guard
 from sdm.training.optimizer import make_optimizer, set_learning_rate
 from sdm.training.schedule import learning_rate_factor
 from tiny_models import tiny_model
-from training.runs import recall_run, text_run
+from training.runs import assert_same, recall_run, text_run, train
 
 
 @pytest.mark.parametrize("shape", ["linear", "cosine", "sqrt"])
@@ -43,6 +45,25 @@ def test_warmup_stable_decay(shape: Any) -> None:
     assert factors[80:] == sorted(factors[80:], reverse=True)
     assert 0.1 < factors[-1] < 0.2
     assert all(factor > 0 for factor in factors)
+
+
+def test_warmup_and_decay_are_shares_of_the_steps_unless_given() -> None:
+    assert ScheduleConfig(steps=60).resolved() == ScheduleConfig(steps=60, warmup=3, decay=12)
+    assert ScheduleConfig(steps=1).resolved() == ScheduleConfig(steps=1, warmup=0, decay=0)
+    assert ScheduleConfig(steps=600, warmup=50, decay=240).scaled(60) == ScheduleConfig(steps=60, warmup=5, decay=24)
+    assert ScheduleConfig(steps=600).scaled(60) == ScheduleConfig(steps=60)
+
+
+def test_a_run_with_its_warmup_written_out_is_continued(tmp_path: Path) -> None:
+    """As the versions did that derived the decay alone."""
+    open_one = recall_run(schedule=ScheduleConfig(steps=40))
+    trainer = Trainer(recall_run(schedule=ScheduleConfig(steps=40, warmup=2)), tmp_path)
+    trainer.train_step()
+    trainer.save()
+    trainer.close()
+    Trainer(open_one, tmp_path).close()
+    with pytest.raises(TrainingError, match=r"schedule.warmup was 2 and is 3"):
+        Trainer(recall_run(schedule=ScheduleConfig(steps=40, warmup=3)), tmp_path)
 
 
 def test_optimizer_groups() -> None:
@@ -132,6 +153,26 @@ def test_preflight_refuses_what_cannot_fit(tmp_path: Path, monkeypatch: pytest.M
     with pytest.raises(TrainingError, match="free memory"):
         Trainer(recall_run(), tmp_path / "small")
     Trainer(recall_run(guard=GuardConfig(check_memory=False)), tmp_path / "forced").close()
+
+
+@pytest.mark.parametrize("layout", ["recall", "packed", "rows", "stream"])
+def test_the_time_is_said_before_a_run_and_changes_nothing(
+    tmp_path: Path, layout: Any, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    config = recall_run() if layout == "recall" else text_run(tmp_path, layout)
+    config = replace(config, model=replace(config.model, normalize_scores=True))
+    expected = train(config, tmp_path / "silent")
+    for flops in (1e11, 1.0):  # whole pieces, and cut ones
+        monkeypatch.setattr(calibration, "FLOPS", flops)
+        folder = tmp_path / f"said-{flops}"
+        assert_same(train(replace(config, monitor=replace(config.monitor, display="plain")), folder), expected)
+        assert re.search(r"about \d+ seconds for 8 steps", capsys.readouterr().out)
+
+
+def test_durations_in_words() -> None:
+    seconds = [0.2, 45, 150, 5900, 7200, 86400 * 3, 86400 * 365 * 20]
+    words = ["1 seconds", "45 seconds", "2.5 minutes", "1.6 hours", "2 hours", "3 days", "7,300 days"]
+    assert [calibration.about(value) for value in seconds] == [f"about {value}" for value in words]
 
 
 def test_preflight_knows_what_checkpointing_saves(tmp_path: Path) -> None:

@@ -11,39 +11,48 @@ from sdm.models import SDMConfig, cost, ladder
 from sdm.models.ladder import LEVELS, ONE_LAYER_LESS
 
 
-def ladder_table(levels: Sequence[int] = tuple(LEVELS)) -> Table:
-    """The paper's scaling ladder beside what our formulas give."""
-    table = Table(title="Scaling ladder: the paper's numbers beside ours", box=box.SIMPLE_HEAD, padding=(0, 0, 0, 1))
-    table.add_column("level", justify="right")
-    for name in ("d", "layers", "H", "paper", "ours", "paper", "ours", "paper", "ours", "state :\nparams", "GFLOPs"):
-        table.add_column(name, justify="right")
-    for column, heading in ((4, "params"), (6, "GDN state"), (8, "SDM state")):
-        for offset in (0, 1):
-            table.columns[column + offset].header = f"{heading}\n{table.columns[column + offset].header}"
-    table.columns[-1].header = "GFLOPs\n/token"
+def ladder_tables(levels: Sequence[int] = tuple(LEVELS)) -> tuple[Table, Table]:
+    """The paper's scaling ladder beside what our formulas give: sizes, and states."""
+    sizes = _numbers(
+        "Scaling ladder: the paper's numbers beside ours",
+        ("level", "d", "layers", "H", "params\npaper", "params\nours", "GFLOPs\n/token"),
+    )
+    states = _numbers(
+        "States, in numbers",
+        ("level", "GDN\npaper", "GDN\nours", "SDM\npaper", "SDM\nours", "SDM :\nparams"),
+    )
     for level in levels:
         row, sdm, gdn = LEVELS[level], cost(ladder(level)), cost(ladder(level, "gdn"))
-        table.add_row(
+        sizes.add_row(
             str(level),
             str(row.hidden_size),
             str(row.num_hidden_layers),
             str(row.num_memory_heads),
             row.paper_parameters,
             f"{sdm.parameters / 1e6:,.1f}M",
+            f"{sdm.flops_per_token(8192).total / 1e9:.2f}",
+        )
+        states.add_row(
+            str(level),
             row.paper_gdn_state,
             f"{gdn.state_elements:,}",
             row.paper_sdm_state,
             f"{sdm.state_elements:,}",
             _state_ratio(level),
-            f"{sdm.flops_per_token(8192).total / 1e9:.2f}",
         )
-    table.caption = (
+    sizes.caption = (
         "Parameters include embeddings, but not SDM's memory; FLOPs are those of SDM at 8192 tokens. "
         "Levels 1 and 3: the paper's parameters and its ratio (in brackets) are those of one layer less. "
         "Full attention has a key-value head for two heads, as the paper's; level 8, with 15 heads, has one for three."
     )
-    for each in table.columns:
-        each.no_wrap = True
+    return sizes, states
+
+
+def _numbers(title: str, names: Sequence[str]) -> Table:
+    """An empty table of numbers, none of which is broken into lines."""
+    table = Table(title=title, box=box.SIMPLE_HEAD, padding=(0, 0, 0, 1))
+    for name in names:
+        table.add_column(name, justify="right", no_wrap=True)
     return table
 
 

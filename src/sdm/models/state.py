@@ -146,15 +146,20 @@ class MemoryState:
 
     @classmethod
     def from_cache(
-        cls: type[_State], model: nn.Module, cache: SDMCache, row: int = 0, pending: Sequence[int] = ()
+        cls: type[_State], model: nn.Module, cache: SDMCache, row: int | None = None, pending: Sequence[int] = ()
     ) -> _State:
-        """The state of one row of a cache. Later tokens on the cache do not change it."""
+        """The state of one row of a cache, which may be left out if there is one only. Later tokens on the cache do not
+        change it."""
         if not isinstance(cache, SDMCache):
             raise TypeError(f"cache must be an sdm.SDMCache, got {type(cache).__name__}")
         mixers = _mixers(model)
         cache.check(base_model(model).config)
         if cache.batch_size == -1:
             raise ValueError("the cache is empty: run the model on some tokens first")
+        if row is None:
+            if cache.batch_size > 1:
+                raise ValueError(f"row must say which of the {cache.batch_size} rows of the cache to take the state of")
+            row = 0
         if not -cache.batch_size <= row < cache.batch_size:
             raise IndexError(f"row = {row} is not one of the {cache.batch_size} rows of the cache")
         model_id = fingerprint(model)

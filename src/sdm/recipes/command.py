@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 import json
 import shlex
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Annotated
 
@@ -13,10 +13,15 @@ import tyro
 
 from sdm.recipes.ending import ending_with_one_message
 from sdm.recipes.long_context import continue_from
-from sdm.recipes.registry import RECIPES, describe, recipe
+from sdm.recipes.registry import RECIPES, listing, recipe
 from sdm.training import TrainConfig, Trainer, TrainingError
 from sdm.training.config_file import read_config, to_json
 from sdm.training.run_folder import CONFIG
+
+USAGE = """usage: sdm train RECIPE [--FIELD VALUE ...]
+
+RECIPE is one of these, or the folder of a run to continue.
+`sdm train RECIPE --help` lists the fields."""
 
 
 @dataclass(frozen=True)
@@ -49,8 +54,9 @@ def parse(arguments: list[str]) -> TrainOptions:
         config, folder = read_config(Path(name) / CONFIG), Path(name)
     else:
         config, folder = recipe(name), Path("runs") / name
-    if name == "long-context":
-        config, rest = _start_from(config, rest)
+        if name == "long-context":
+            config, rest = _start_from(config, rest)
+        config = _with_steps(config, rest)
     return tyro.cli(
         TrainOptions,
         prog=f"sdm train {name}",
@@ -61,18 +67,23 @@ def parse(arguments: list[str]) -> TrainOptions:
 
 
 def _recipe_name(arguments: list[str]) -> tuple[str, list[str]]:
-    if not arguments or arguments[0].startswith("-"):
-        width = max(map(len, RECIPES))
-        known = "\n".join(f"  {name:<{width}}  {describe(name)}" for name in RECIPES)
-        text = (
-            "usage: sdm train RECIPE [--FIELD VALUE ...]\n\nRECIPE is one of these, or the folder of a run to "
-            f"continue; `sdm train RECIPE --help` lists the fields.\n\n{known}"
-        )
-        if arguments and arguments[0] in ("-h", "--help"):
-            print(text)
-            raise SystemExit(0)
-        raise SystemExit(text)
+    if not arguments or arguments[0] in ("-h", "--help"):
+        print(f"{USAGE}\n\n{listing()}")
+        raise SystemExit(0)
+    if arguments[0].startswith("-"):
+        raise TrainingError(f"the recipe comes first, got {arguments[0]}; `sdm train` lists the recipes")
     return arguments[0], arguments[1:]
+
+
+def _with_steps(config: TrainConfig, arguments: list[str]) -> TrainConfig:
+    """A recipe's warmup and decay follow the number of steps, unless they are given themselves."""
+    parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False, exit_on_error=False)
+    parser.add_argument("--schedule.steps", type=int, dest="steps", default=config.schedule.steps)
+    try:
+        steps = parser.parse_known_args(arguments)[0].steps
+    except argparse.ArgumentError:  # the parser of all fields says what is wrong
+        return config
+    return replace(config, schedule=config.schedule.scaled(steps)) if steps > 0 else config
 
 
 def _start_from(default: TrainConfig, arguments: list[str]) -> tuple[TrainConfig, list[str]]:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from functools import partial
+from textwrap import wrap
 from typing import get_args
 
 from sdm.data.published_config import MADTask
@@ -46,6 +48,26 @@ def recipe(name: str) -> TrainConfig:
 
 def describe(name: str) -> str:
     """The first line of a recipe's documentation."""
+    return (_function(name).__doc__ or "").strip().splitlines()[0]
+
+
+def listing(width: int = 79) -> str:
+    """All names, those of one function together above what it says of itself."""
+    groups: dict[Callable[..., TrainConfig], dict[str, str]] = {}
+    for name in RECIPES:
+        # The ladder has a name for every level: they are shown as one.
+        groups.setdefault(_function(name), {})[re.sub(r"-\d+", "-LEVEL", name)] = name
+    texts = []
+    for names in groups.values():
+        about = describe(next(iter(names.values())))
+        if any("LEVEL" in shown for shown in names):
+            about += f" LEVEL is one of {', '.join(map(str, LEVELS))}."
+        lines = wrap(", ".join(names), width, initial_indent="  ", subsequent_indent="  ", break_on_hyphens=False)
+        lines += wrap(about, width, initial_indent="      ", subsequent_indent="      ")
+        texts.append("\n".join(lines))
+    return "\n\n".join(texts)
+
+
+def _function(name: str) -> Callable[..., TrainConfig]:
     function = RECIPES[name]
-    documented = function.func if isinstance(function, partial) else function
-    return (documented.__doc__ or "").strip().splitlines()[0]
+    return function.func if isinstance(function, partial) else function

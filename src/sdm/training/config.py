@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Literal
 
@@ -53,8 +53,8 @@ class ScheduleConfig:
 
     steps: int = 1000
     """Steps of the whole run."""
-    warmup: int = 50
-    """Steps until the learning rate is at its highest."""
+    warmup: int | None = None
+    """Steps until the learning rate is at its highest; None: a twentieth of the steps."""
     decay: int | None = None
     """Steps of the decay at the end; None: a fifth of the steps."""
     shape: Literal["linear", "cosine", "sqrt"] = "linear"
@@ -65,18 +65,33 @@ class ScheduleConfig:
     def __post_init__(self) -> None:
         _check_at_most("schedule", LARGEST_STEPS, steps=self.steps)
         _check_positive("schedule", steps=self.steps)
-        _check_not_negative("schedule", warmup=self.warmup, decay=self.decay_steps)
-        if self.warmup + self.decay_steps > self.steps:
+        _check_not_negative("schedule", warmup=self.warmup_steps, decay=self.decay_steps)
+        if self.warmup_steps + self.decay_steps > self.steps:
             raise TrainingError(
-                f"schedule.warmup = {self.warmup} and a decay of {self.decay_steps} do not fit into schedule.steps = "
-                f"{self.steps}"
+                f"schedule.warmup = {self.warmup_steps} and schedule.decay = {self.decay_steps} do not fit into "
+                f"schedule.steps = {self.steps}"
             )
         if not 0 <= self.final <= 1:
             raise TrainingError(f"schedule.final must be between 0 and 1, got {self.final}")
 
     @property
+    def warmup_steps(self) -> int:
+        return self.steps // 20 if self.warmup is None else self.warmup
+
+    @property
     def decay_steps(self) -> int:
         return self.steps // 5 if self.decay is None else self.decay
+
+    def resolved(self) -> ScheduleConfig:
+        """The same with nothing left open."""
+        return replace(self, warmup=self.warmup_steps, decay=self.decay_steps)
+
+    def scaled(self, steps: int) -> ScheduleConfig:
+        """A longer or shorter one in which warmup and decay keep their shares."""
+        _check_positive("schedule", steps=steps)
+        lengths = (None if length is None else length * steps // self.steps for length in (self.warmup, self.decay))
+        warmup, decay = lengths
+        return replace(self, steps=steps, warmup=warmup, decay=decay)
 
 
 @dataclass(frozen=True)

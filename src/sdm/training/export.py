@@ -90,6 +90,22 @@ def _is_export(folder: Path) -> bool:
 
 def export_run(folder: Path, output: Path | None = None) -> Path:
     """Export the model of the newest good checkpoint of a run, finished or not."""
+    model, tokenizer, _ = restore_run(folder)
+    return export_model(model, tokenizer, output or folder / EXPORT)
+
+
+def is_unfinished(folder: Path) -> bool:
+    """Whether a folder is that of a run without the export that its end writes."""
+    if not (folder / CONFIG).is_file():
+        return False
+    # An export from before the end is there too if the user asked for one, and is older than the newest checkpoint.
+    last = read_config(folder / CONFIG).schedule.steps
+    reached = max(CheckpointStore(folder / CHECKPOINTS).steps(), default=None)
+    return not (folder / EXPORT / "config.json").is_file() or (reached is not None and reached < last)
+
+
+def restore_run(folder: Path) -> tuple[SDMForCausalLM, Tokenizer | None, int]:
+    """The model of a run's newest good checkpoint, its tokenizer if it has one, and the step."""
     config = read_config(folder / CONFIG)
     if not has_begun(folder):
         raise TrainingError(f"the run in {folder} has no checkpoint yet")
@@ -104,8 +120,11 @@ def export_run(folder: Path, output: Path | None = None) -> Path:
     model = SDMForCausalLM(config.model.build(vocab_size, None if tokenizer is None else tokenizer.eos_id))
     tensors = {f"model.{name}": x for name, x in model_tensors(model).items()}
     store = CheckpointStore(folder / CHECKPOINTS)
-    store.newest(lambda message: print(message, file=sys.stderr), lambda state: store.load(state["step"], tensors))
-    return export_model(model, tokenizer, output or folder / EXPORT)
+    state = store.newest(
+        lambda message: print(message, file=sys.stderr), lambda state: store.load(state["step"], tensors)
+    )
+    assert state is not None, "it has begun"
+    return model, tokenizer, state["step"]
 
 
 def model_tensors(model: SDMForCausalLM) -> dict[str, Tensor]:

@@ -1,8 +1,7 @@
-"""What a run will take, estimated before it starts, so that what cannot fit is refused at once."""
+"""What a run will need, estimated before it starts, so that what cannot fit is refused at once."""
 
 from __future__ import annotations
 
-import time
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -19,7 +18,7 @@ INTERPRETER = 0.4 * GIGABYTE  # torch, transformers and the data that is mapped 
 
 @dataclass(frozen=True)
 class Estimate:
-    """Bytes and seconds of a run."""
+    """Bytes and FLOPs of a run."""
 
     weights: float  # weights, gradients and both moments
     activations: float  # of the rows that are computed together
@@ -31,13 +30,11 @@ class Estimate:
     def memory(self) -> float:
         return INTERPRETER + self.weights + self.activations
 
-    def describe(self, flops_per_second: float) -> str:
-        hours = self.flops / flops_per_second / 3600
-        duration = f"{hours:.1f} hours" if hours >= 1 else f"{60 * hours:.1f} minutes"
+    def describe(self) -> str:
         return (
             f"about {self.memory / GIGABYTE:.2f} GB of {self.available / GIGABYTE:.1f} GB of free memory "
             f"({self.weights / GIGABYTE:.2f} GB weights and moments, {self.activations / GIGABYTE:.2f} GB "
-            f"activations), {self.tokens:,} tokens, {self.flops:.2e} FLOPs, at least {duration}"
+            f"activations), {self.tokens:,} tokens, {self.flops:.2e} FLOPs"
         )
 
 
@@ -59,11 +56,11 @@ def check(config: TrainConfig, model: SDMConfig, data: BatchSource, device: torc
     found = estimate(config, model, data, device)
     if config.guard.check_memory and found.memory > found.available:
         raise TrainingError(
-            f"this run needs {found.describe(_flops_per_second(device))}. Lower data.batch_size or "
+            f"this run needs {found.describe()}. Lower data.batch_size or "
             f"data.sequence_length, raise compute.accumulation, or set compute.checkpointing; guard.check_memory = "
             f"False starts it nevertheless"
         )
-    return found.describe(_flops_per_second(device))
+    return found.describe()
 
 
 def _activations(config: TrainConfig, model: SDMConfig, rows: int, length: int) -> float:
@@ -106,15 +103,3 @@ def available_memory(device: torch.device) -> float:
         except (OSError, ValueError):  # no such file, or "max"
             continue
     return free
-
-
-def _flops_per_second(device: torch.device) -> float:
-    """What this machine does in a product of matrices: no run is faster."""
-    size = 512 if device.type == "cpu" else 4096
-    a = torch.randn(size, size, device=device, generator=torch.Generator(device).manual_seed(0))
-    best = float("inf")
-    for _ in range(4):
-        start = time.perf_counter()
-        float((a @ a)[0, 0])
-        best = min(best, time.perf_counter() - start)
-    return 2 * size**3 / best

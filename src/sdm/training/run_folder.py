@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from dataclasses import replace
 from pathlib import Path
 
 from sdm.data.tokenization import Tokenizer, keep_tokenizer
@@ -66,8 +67,12 @@ def release(lock: int) -> None:
 
 
 def _check_unchanged(folder: Path, config: TrainConfig) -> None:
-    before = to_json(read_config(folder / CONFIG))
-    changed = [entry for entry in differences(before, to_json(config)) if not _free(entry[0])]
+    before, now = (
+        # What is left open and what was written out may be the same.
+        to_json(replace(one, schedule=one.schedule.resolved()))
+        for one in (read_config(folder / CONFIG), config)
+    )
+    changed = [entry for entry in differences(before, now) if not _free(entry[0])]
     if changed:
         what = "; ".join(f"{name} was {old!r} and is {new!r}" for name, old, new in changed[:5])
         raise TrainingError(

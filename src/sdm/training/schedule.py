@@ -9,8 +9,8 @@ from sdm.training.config import ScheduleConfig
 
 def learning_rate_factor(schedule: ScheduleConfig, step: int) -> float:
     """The factor of a step, counted from 0. Neither the first step nor the last is wasted on a rate of zero."""
-    if step < schedule.warmup:
-        return (step + 1) / schedule.warmup
+    if step < schedule.warmup_steps:
+        return (step + 1) / schedule.warmup_steps
     left = schedule.steps - 1 - step
     if left >= schedule.decay_steps:
         return 1.0

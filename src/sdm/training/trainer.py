@@ -22,7 +22,7 @@ from sdm.data.batch import Batch, BatchSource
 from sdm.data.config import CorpusConfig
 from sdm.data.loader import Batches, open_data
 from sdm.models import SDMForCausalLM
-from sdm.training import preflight, run_folder
+from sdm.training import calibration, preflight, run_folder
 from sdm.training.carried import CarriedStates
 from sdm.training.checkpoint import CheckpointError, CheckpointStore, verify
 from sdm.training.config import TrainConfig
@@ -86,6 +86,21 @@ class Trainer:
         self.signals = StopSignals()
         self.step = 0
         self._speed = _Speed()
+        if config.monitor.display != "none":
+            self.monitor.message(f"{self._duration()} for {config.schedule.steps} steps")
+
+    def _duration(self) -> str:
+        """What the whole run will take, in words."""
+        carried = self.carried
+        try:
+
+            def loss(piece: Batch) -> Tensor:
+                self.carried = CarriedStates(1)
+                return self._loss(piece, max(piece.num_labels, 1), 0)
+
+            return calibration.about(calibration.seconds_of_run(self.config, self.model, self.data, loss))
+        finally:
+            self.carried = carried
 
     def _open(self, split: str) -> BatchSource:
         """One split of the data. A run that goes on keeps its tokenizer, whatever became of where it came from."""

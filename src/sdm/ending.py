@@ -1,0 +1,91 @@
+"""How a command ends before its time: with one message, an exit code and nothing half done left behind."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from types import FrameType
+
+# Not all systems have SIGHUP, which says that the terminal was closed.
+SIGNALS = [getattr(signal, name) for name in ("SIGTERM", "SIGINT", "SIGHUP") if hasattr(signal, name)]
+
+
+class Interrupted(KeyboardInterrupt):
+    """A signal came. Unlike the signal itself it passes through every `finally`."""
+
+    def __init__(self, number: int) -> None:
+        super().__init__(signal.Signals(number).name)
+        self.exit_code = 128 + number
+
+
+@contextlib.contextmanager
+def ending_with_one_message(
+    errors: tuple[type[Exception], ...] = (OSError, ValueError), advice: str = ""
+) -> Iterator[None]:
+    """Errors that a user can mend and signals end the process without a traceback; SDM_TRACEBACK=1 shows errors'.
+
+    `advice` follows what is said of a signal.
+    """
+    try:
+        with _signals_raise():
+            yield
+    except errors as error:
+        if os.environ.get("SDM_TRACEBACK") == "1":
+            raise
+        raise SystemExit(f"error: {error}") from error
+    except Interrupted as interrupted:
+        print(f"stopped: {interrupted}{advice}", file=sys.stderr)
+        raise SystemExit(interrupted.exit_code) from interrupted
+
+
+@contextlib.contextmanager
+def _signals_raise() -> Iterator[None]:
+    """The first signal raises; those that follow are ignored, so that what it ends can be cleared up."""
+
+    def stop(number: int, frame: FrameType | None) -> None:
+        for known in handled:
+            signal.signal(known, signal.SIG_IGN)
+        raise Interrupted(number)
+
+    with _handling(stop) as handled:
+        yield
+
+
+class PostponedSignals:
+    """While it is entered, the first signal is only remembered; a second one ends the process at once."""
+
+    def __init__(self) -> None:
+        self.received: Interrupted | None = None
+        self._handling = _handling(self._remember)
+
+    def __enter__(self) -> PostponedSignals:
+        self._handled = self._handling.__enter__()
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self._handling.__exit__(None, None, None)
+
+    def _remember(self, number: int, frame: FrameType | None) -> None:
+        self.received = Interrupted(number)
+        for known in self._handled:
+            signal.signal(known, signal.SIG_DFL)
+
+
+@contextlib.contextmanager
+def _handling(handler: Callable[[int, FrameType | None], None]) -> Iterator[list[int]]:
+    """Have signals handled, and say which."""
+    # Only the main thread may set handlers, and what is ignored, as by nohup, stays so.
+    main = threading.current_thread() is threading.main_thread()
+    before = {number: signal.getsignal(number) for number in SIGNALS if main}
+    handled = [number for number, known in before.items() if known is not signal.SIG_IGN]
+    try:
+        for number in handled:
+            signal.signal(number, handler)
+        yield handled
+    finally:
+        for number in handled:
+            signal.signal(number, before[number])

@@ -1,0 +1,109 @@
+"""How long a run will take, found before it starts by timing pieces of its own steps."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+
+import torch
+from torch import Tensor, nn
+
+from sdm.data.batch import Batch, BatchSource
+from sdm.models import SDMForCausalLM, cost
+from sdm.training.config import TrainConfig
+
+# Where a run is looked at, as shares of its steps: curricula make later steps longer.
+PLACES = (0.1, 0.3, 0.5, 0.7, 0.9)
+FLOPS = 1e11  # of one piece, seconds on a laptop: what is longer is cut
+PATIENCE = 3.0  # seconds: what takes longer is not timed again
+
+
+def seconds_of_run(
+    config: TrainConfig, model: SDMForCausalLM, data: BatchSource, loss: Callable[[Batch], Tensor]
+) -> float:
+    """Seconds of all steps and measurements. `loss` computes that of one piece of a batch; what backward leaves in the
+    model is removed, and neither its buffers nor the random numbers change."""
+    steps, pieces = config.schedule.steps, config.compute.accumulation
+    parameters = next(model.parameters())
+    buffers = [x.clone() for x in model.buffers()]
+    found: dict[torch.Size, float] = {}
+    total = 0.0
+    with torch.random.fork_rng([parameters.device] if parameters.is_cuda else []):
+        for place in PLACES:
+            whole = data.batch(int(place * (steps - 1)), range(data.batch_size // pieces))
+            if whole.input_ids.shape not in found:
+                piece = _cut(whole, model).to(parameters.device)
+                share = _flops(model, piece) / _flops(model, whole)
+                found[whole.input_ids.shape] = _time(lambda piece=piece: loss(piece).backward()) / share  # type: ignore[misc]
+            total += found[whole.input_ids.shape] * pieces / len(PLACES)
+    model.zero_grad(set_to_none=True)
+    for x, before in zip(model.buffers(), buffers, strict=True):
+        x.copy_(before)
+    measured = config.monitor.validation_batches
+    if config.monitor.validate_every:
+        measured *= steps // config.monitor.validate_every + 1
+    # A forward pass is a third of a step.
+    return steps * (total + _optimizer_seconds(model)) + measured * total / 3
+
+
+def about(seconds: float) -> str:
+    """In the unit that a person would choose."""
+    for unit, size in (("days", 86400.0), ("hours", 3600.0), ("minutes", 60.0)):
+        if seconds >= 1.5 * size:
+            count = f"{seconds / size:.2g}" if seconds < 10 * size else f"{seconds / size:,.0f}"
+            return f"about {count} {unit}"
+    return f"about {max(seconds, 1):.0f} seconds"
+
+
+def _cut(batch: Batch, model: SDMForCausalLM) -> Batch:
+    """As many rows, then as many tokens of one, as take about `FLOPS`."""
+    tokens = max(64, int(FLOPS * batch.num_tokens / _flops(model, batch)))
+    if tokens >= batch.num_tokens:
+        return batch
+    rows, length = max(1, tokens // batch.input_ids.shape[1]), min(tokens, batch.input_ids.shape[1])
+    bounds = batch.cu_seqlens
+    if bounds is not None:
+        bounds = torch.cat([bounds[bounds < length], bounds.new_tensor([length])])
+    reset = None if batch.reset is None else batch.reset[:rows]
+    return Batch(batch.input_ids[:rows, :length], batch.labels[:rows, :length], bounds, reset)
+
+
+def _flops(model: SDMForCausalLM, batch: Batch) -> float:
+    """Of packed documents, as if each had the mean length."""
+    length = batch.input_ids.shape[1]
+    if batch.cu_seqlens is not None:
+        length = max(1, length // (len(batch.cu_seqlens) - 1))
+    return float(batch.num_tokens) * cost(model.config).training_flops_per_token(length)
+
+
+def _time(run: Callable[[], None]) -> float:
+    """Seconds of the second and third call: the first one also sets up what the others use."""
+    first = _elapsed(run)
+    return first if first > PATIENCE else (_elapsed(run) + _elapsed(run)) / 2
+
+
+def _elapsed(run: Callable[[], None]) -> float:
+    start = time.perf_counter()
+    run()
+    if torch.cuda.is_available():
+        torch.cuda.synchronize()
+    return time.perf_counter() - start
+
+
+def _optimizer_seconds(model: SDMForCausalLM) -> float:
+    """Seconds of AdamW and of clipping, by a sample of the parameters."""
+    total, taken, sample = sum(x.numel() for x in model.parameters()), 0, []
+    for x in model.parameters():
+        if taken < 2**22:
+            part = x.detach().flatten()[: 2**22]
+            sample.append(nn.Parameter(torch.zeros_like(part)))
+            taken += part.numel()
+    optimizer = torch.optim.AdamW(sample)
+
+    def step() -> None:
+        for x in sample:
+            x.grad = torch.zeros_like(x)
+        nn.utils.clip_grad_norm_(sample, 1.0)
+        optimizer.step()
+
+    return _time(step) * total / taken
