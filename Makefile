@@ -41,15 +41,9 @@ test: setup ## run the tests
 test-slow: setup ## run the tests that take minutes
 	$(PYTEST) -m slow
 
-# The kernels without Python, one instruction set of them. Plain threads: ThreadSanitizer does not see into OpenMP.
-sanitize: setup ## run the C++ core under AddressSanitizer + UBSan and ThreadSanitizer
-	@for kind in address,undefined thread; do \
-	  PATH="$(CURDIR)/$(BIN):$$PATH" cmake -G Ninja -S . -B build/sanitize-$$kind -DCMAKE_BUILD_TYPE=None \
-	    -DCMAKE_CXX_FLAGS="-O1 -g -fsanitize=$$kind -fno-sanitize-recover=all -fno-omit-frame-pointer" \
-	    -DSDM_PYTHON=OFF -DSDM_OPENMP=OFF -DSDM_PORTABLE_ONLY=ON -DSDM_NATIVE_TEST=ON > /dev/null && \
-	  PATH="$(CURDIR)/$(BIN):$$PATH" ninja --quiet -C build/sanitize-$$kind native_test && \
-	  echo "$$kind:" && build/sanitize-$$kind/src/sdm/native/native_test || exit 1; \
-	done
+CASES ?= 100
+sanitize: setup ## run the C++ core under AddressSanitizer + UBSan and ThreadSanitizer (CASES random cases of each op)
+	PATH="$(CURDIR)/$(BIN):$$PATH" tests/native/sanitize.sh $(CASES)
 
 bench: setup ## run the benchmarks (minutes, on an idle machine) and write the table of docs/performance.md
 	for file in $(filter-out benchmarks/table.py,$(wildcard benchmarks/[a-z]*.py)); do $(BIN)/python $$file || exit 1; done

@@ -1,4 +1,4 @@
-// The dense gated delta rule against the recurrence as it is written down.
+// The dense gated delta rule in float and double against the recurrence as it is written down.
 #include "gated_delta.h"
 
 #include "testing.h"
@@ -43,14 +43,17 @@ struct Outputs {
   Numbers y, final_state, residual, saved;
 };
 
+template <class Real>
 Outputs forward(const Case& c, int threads) {
-  Outputs out = {Numbers(c.value.size()), Numbers(c.initial.size()), Numbers(c.value.size()),
-                 Numbers(c.segments() * c.H * c.K * c.D)};
-  sdm::gated_delta_forward(c.query.data(), c.key.data(), c.value.data(), c.beta.data(), c.log_decay.data(),
-                           c.initial.data(), c.packed() ? c.cu_seqlens.data() : nullptr, out.y.data(),
-                           out.final_state.data(), out.residual.data(), out.saved.data(), c.S, c.tokens(), c.H, c.K, c.D,
-                           true, threads);
-  return out;
+  const auto query = converted<Real>(c.query), key = converted<Real>(c.key), value = converted<Real>(c.value),
+             beta = converted<Real>(c.beta), log_decay = converted<Real>(c.log_decay),
+             initial = converted<Real>(c.initial);
+  std::vector<Real> y(value.size()), final_state(initial.size()), residual(value.size()),
+      saved(c.segments() * c.H * c.K * c.D);
+  sdm::gated_delta_forward(query.data(), key.data(), value.data(), beta.data(), log_decay.data(), initial.data(),
+                           c.packed() ? c.cu_seqlens.data() : nullptr, y.data(), final_state.data(), residual.data(),
+                           saved.data(), c.S, c.tokens(), c.H, c.K, c.D, sizeof(Real) == 8, threads);
+  return {converted<double>(y), converted<double>(final_state), converted<double>(residual), converted<double>(saved)};
 }
 
 Outputs token_loop(const Case& c) {
@@ -79,39 +82,64 @@ struct Gradients {
   std::vector<Numbers*> all() { return {&query, &key, &value, &beta, &log_decay, &initial}; }
 };
 
+template <class Real>
 Gradients backward(const Case& c, int threads, const Outputs& out, const Numbers& grad_y, const Numbers& grad_final) {
-  Gradients g = {Numbers(c.query.size()), Numbers(c.key.size()),       Numbers(c.value.size()),
-                 Numbers(c.beta.size()),  Numbers(c.log_decay.size()), Numbers(c.initial.size())};
-  sdm::gated_delta_backward(c.query.data(), c.key.data(), c.beta.data(), c.log_decay.data(),
-                            c.packed() ? c.cu_seqlens.data() : nullptr, out.residual.data(), out.saved.data(),
-                            grad_y.data(), grad_final.empty() ? nullptr : grad_final.data(), g.query.data(),
-                            g.key.data(), g.value.data(), g.beta.data(), g.log_decay.data(), g.initial.data(), c.S,
-                            c.tokens(), c.H, c.K, c.D, true, threads);
-  return g;
+  const auto query = converted<Real>(c.query), key = converted<Real>(c.key), beta = converted<Real>(c.beta),
+             log_decay = converted<Real>(c.log_decay), residual = converted<Real>(out.residual),
+             saved = converted<Real>(out.saved), from_y = converted<Real>(grad_y),
+             from_final = converted<Real>(grad_final);
+  auto g_query = query, g_key = key, g_beta = beta, g_log_decay = log_decay, g_value = converted<Real>(c.value),
+       g_initial = converted<Real>(c.initial);
+  sdm::gated_delta_backward(query.data(), key.data(), beta.data(), log_decay.data(),
+                            c.packed() ? c.cu_seqlens.data() : nullptr, residual.data(), saved.data(), from_y.data(),
+                            grad_final.empty() ? nullptr : from_final.data(), g_query.data(), g_key.data(),
+                            g_value.data(), g_beta.data(), g_log_decay.data(), g_initial.data(), c.S, c.tokens(), c.H,
+                            c.K, c.D, sizeof(Real) == 8, threads);
+  return {converted<double>(g_query), converted<double>(g_key),       converted<double>(g_value),
+          converted<double>(g_beta),  converted<double>(g_log_decay), converted<double>(g_initial)};
+}
+
+template <class Real>
+Outputs test_forward(const Case& c, const std::string& name, double tolerance) {
+  const Outputs out = forward<Real>(c, 1), threaded = forward<Real>(c, 3), expected = token_loop(c);
+  require(deviation(out.y, expected.y) < tolerance, name + "y");
+  require(deviation(out.final_state, expected.final_state) < tolerance, name + "final state");
+  require(identical(out.y, threaded.y) && identical(out.final_state, threaded.final_state), name + "threads, forward");
+  return out;
+}
+
+template <class Real>
+Gradients test_backward(const Case& c, const Outputs& out, const Numbers& grad_y, const Numbers& grad_final,
+                        const std::string& name) {
+  Gradients grad = backward<Real>(c, 1, out, grad_y, grad_final);
+  Gradients threaded = backward<Real>(c, 3, out, grad_y, grad_final);
+  for (std::size_t i = 0; i < grad.all().size(); ++i) {
+    require(identical(*grad.all()[i], *threaded.all()[i]), name + "threads, gradient " + std::to_string(i));
+  }
+  return grad;
 }
 
 }  // namespace
 
 void test_gated_delta(int number) {
-  const std::string name = "gated delta, case " + std::to_string(number) + ": ";
+  const std::string name = "gated delta, case " + std::to_string(number) + ": ", single = name + "float: ";
   Case c = draw_case();
-  const Outputs out = forward(c, 1), threaded = forward(c, 3), expected = token_loop(c);
-  require(deviation(out.y, expected.y) < 1e-11, name + "y");
-  require(deviation(out.final_state, expected.final_state) < 1e-11, name + "final state");
-  require(identical(out.y, threaded.y) && identical(out.final_state, threaded.final_state), name + "threads, forward");
+  const Outputs out = test_forward<double>(c, name, 1e-11), out_single = test_forward<float>(c, single, 1e-4);
 
   const Numbers grad_y = uniforms(static_cast<int64_t>(out.y.size()), -1, 1);
   const Numbers grad_final =
       integer(0, 1) ? uniforms(static_cast<int64_t>(out.final_state.size()), -1, 1) : Numbers();
-  Gradients grad = backward(c, 1, out, grad_y, grad_final), grad_threaded = backward(c, 3, out, grad_y, grad_final);
-  for (std::size_t i = 0; i < grad.all().size(); ++i) {
-    require(identical(*grad.all()[i], *grad_threaded.all()[i]), name + "threads, gradient " + std::to_string(i));
-  }
+  Gradients grad = test_backward<double>(c, out, grad_y, grad_final, name);
   const auto loss = [&] {
     const Outputs o = token_loop(c);
     return dot(o.y, grad_y) + (grad_final.empty() ? 0 : dot(o.final_state, grad_final));
   };
   require_gradients({&c.query, &c.key, &c.value, &c.beta, &c.log_decay, &c.initial}, grad.all(), loss, name);
+  Gradients grad_single = test_backward<float>(c, out_single, grad_y, grad_final, single);
+  for (std::size_t i = 0; i < grad.all().size(); ++i) {
+    const Numbers &actual = *grad_single.all()[i], &expected = *grad.all()[i];
+    require(deviation(actual, expected) < 1e-4 * (1 + largest(expected)), single + "gradient " + std::to_string(i));
+  }
 }
 
 }  // namespace testing

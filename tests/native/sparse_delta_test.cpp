@@ -1,6 +1,7 @@
-// The sparse delta rule against the recurrence as it is written down.
+// The sparse delta rule in float, double and bfloat16 against the recurrence as it is written down.
 #include <algorithm>
 #include <stdexcept>
+#include <utility>
 
 #include "sparse_delta_streams.h"
 #include "testing.h"
@@ -52,41 +53,58 @@ Case draw_case() {
   return c;
 }
 
-sdm::SparseDeltaInputs<double> inputs_of(const Case& c, int threads) {
-  return {threads,
-          c.sequences(),
-          c.T,
-          c.H,
-          c.N,
-          c.D,
-          static_cast<int32_t>(c.W),
-          static_cast<int32_t>(c.R),
-          false,
-          c.per_write,
-          c.slot_rule,
-          c.packed ? c.cu_seqlens.data() : nullptr,
-          c.write_index.data(),
-          c.read_index.data(),
-          c.write_weight.data(),
-          c.value.data(),
-          c.beta.data(),
-          c.log_decay.data(),
-          c.read_weight.data()};
-}
+// The inputs of a case in the type of the computation.
+template <class Real>
+struct Typed {
+  explicit Typed(const Case& from)
+      : c(from),
+        write_weight(converted<Real>(c.write_weight)),
+        value(converted<Real>(c.value)),
+        beta(converted<Real>(c.beta)),
+        log_decay(converted<Real>(c.log_decay)),
+        read_weight(converted<Real>(c.read_weight)),
+        initial(converted<Real>(c.initial)) {}
 
-sdm::InitialState initial_of(const Case& c) {
-  return {c.has_initial ? c.initial.data() : nullptr, false, c.has_initial && !c.shared};
-}
+  sdm::SparseDeltaInputs<Real> inputs(int threads) const {
+    return {threads,
+            c.sequences(),
+            c.T,
+            c.H,
+            c.N,
+            c.D,
+            static_cast<int32_t>(c.W),
+            static_cast<int32_t>(c.R),
+            false,
+            c.per_write,
+            c.slot_rule,
+            c.packed ? c.cu_seqlens.data() : nullptr,
+            c.write_index.data(),
+            c.read_index.data(),
+            write_weight.data(),
+            value.data(),
+            beta.data(),
+            log_decay.data(),
+            read_weight.data()};
+  }
+  sdm::InitialState start() const {
+    return {c.has_initial ? initial.data() : nullptr, false, c.has_initial && !c.shared};
+  }
+
+  const Case& c;
+  const std::vector<Real> write_weight, value, beta, log_decay, read_weight, initial;
+};
 
 struct Outputs {
   Numbers y, error, final_state;
 };
 
-Outputs forward(const Case& c, int threads) {
-  Outputs out = {Numbers(c.value.size()), Numbers(c.value.size()), Numbers(c.sequences() * c.H * c.N * c.D)};
-  sdm::sparse_delta_forward<double>(inputs_of(c, threads), initial_of(c), out.y.data(), out.error.data(),
-                                    out.final_state.data(), false);
-  return out;
+template <class Real>
+Outputs forward(const Case& c, int threads, bool with_final = true) {
+  const Typed<Real> typed(c);
+  std::vector<Real> y(c.value.size()), error(y.size()), final_state(with_final ? c.sequences() * c.H * c.N * c.D : 0);
+  sdm::sparse_delta_forward<Real>(typed.inputs(threads), typed.start(), y.data(), with_final ? error.data() : nullptr,
+                                  with_final ? final_state.data() : nullptr, false);
+  return {converted<double>(y), converted<double>(error), converted<double>(final_state)};
 }
 
 // The recurrence as it is written down.
@@ -128,59 +146,129 @@ struct Gradients {
 };
 
 // An empty grad_final: the final state was not used.
+template <class Real>
 Gradients backward(const Case& c, int threads, const Numbers& error, const Numbers& grad_y, const Numbers& grad_final,
-                   const sdm::InversionPlan<double>& plan) {
-  Gradients g = {Numbers(c.write_weight.size()), Numbers(c.value.size()),       Numbers(c.beta.size()),
-                 Numbers(c.log_decay.size()),    Numbers(c.read_weight.size()), Numbers(c.initial.size())};
-  sdm::sparse_delta_backward<double>(
-      inputs_of(c, threads), initial_of(c), plan,
-      {error.data(), grad_y.data(), grad_final.empty() ? nullptr : grad_final.data(), g.write_weight.data(), g.value.data(), g.beta.data(),
-       g.log_decay.data(), g.read_weight.data(), c.has_initial ? g.initial.data() : nullptr});
-  return g;
+                   const sdm::InversionPlan<Real>& plan) {
+  const Typed<Real> typed(c);
+  const auto from_error = converted<Real>(error), from_y = converted<Real>(grad_y);
+  const auto from_final = converted<Real>(grad_final);
+  auto write_weight = typed.write_weight, value = typed.value, beta = typed.beta, log_decay = typed.log_decay,
+       read_weight = typed.read_weight, initial = typed.initial;
+  sdm::sparse_delta_backward<Real>(typed.inputs(threads), typed.start(), plan,
+                                   {from_error.data(), from_y.data(), grad_final.empty() ? nullptr : from_final.data(),
+                                    write_weight.data(), value.data(), beta.data(), log_decay.data(),
+                                    read_weight.data(), c.has_initial ? initial.data() : nullptr});
+  return {converted<double>(write_weight), converted<double>(value),       converted<double>(beta),
+          converted<double>(log_decay),    converted<double>(read_weight), converted<double>(initial)};
+}
+
+template <class Real>
+Outputs test_forward(const Case& c, const std::string& name, double tolerance) {
+  const Outputs out = forward<Real>(c, 1), threaded = forward<Real>(c, 3), expected = token_loop(c);
+  require(deviation(out.y, expected.y) < tolerance, name + "y");
+  require(deviation(out.final_state, expected.final_state) < tolerance, name + "final state");
+  require(identical(out.y, threaded.y) && identical(out.final_state, threaded.final_state), name + "threads, forward");
+  const Outputs only_y = forward<Real>(c, 1, false), only_y_threaded = forward<Real>(c, 3, false);
+  require(deviation(only_y.y, expected.y) < tolerance, name + "y without the final state");
+  require(identical(only_y.y, only_y_threaded.y), name + "threads, forward without the final state");
+  return out;
+}
+
+template <class Real>
+Gradients test_backward(const Case& c, const Numbers& error, const Numbers& grad_y, const Numbers& grad_final,
+                        const sdm::InversionPlan<Real>& plan, const std::string& name) {
+  Gradients grad = backward<Real>(c, 1, error, grad_y, grad_final, plan);
+  Gradients threaded = backward<Real>(c, 3, error, grad_y, grad_final, plan);
+  for (std::size_t i = 0; i < grad.all().size(); ++i) {
+    require(identical(*grad.all()[i], *threaded.all()[i]), name + "threads, gradient " + std::to_string(i));
+  }
+  return grad;
 }
 
 void test_case(int number) {
   Case c = draw_case();
-  const std::string name = "sparse delta, case " + std::to_string(number) + ": ";
-  const Outputs out = forward(c, 1), threaded = forward(c, 3), expected = token_loop(c);
-  require(deviation(out.y, expected.y) < 1e-11, name + "y");
-  require(deviation(out.final_state, expected.final_state) < 1e-11, name + "final state");
-  require(identical(out.y, threaded.y) && identical(out.final_state, threaded.final_state), name + "threads, forward");
-
-  Numbers y(out.y.size()), y_threaded(out.y.size());
-  sdm::sparse_delta_forward<double>(inputs_of(c, 1), initial_of(c), y.data(), nullptr, nullptr, false);
-  sdm::sparse_delta_forward<double>(inputs_of(c, 3), initial_of(c), y_threaded.data(), nullptr, nullptr, false);
-  require(deviation(y, expected.y) < 1e-11, name + "y without the final state");
-  require(identical(y, y_threaded), name + "threads, forward without the final state");
+  const std::string name = "sparse delta, case " + std::to_string(number) + ": ", single = name + "float: ";
+  const Outputs out = test_forward<double>(c, name, 1e-11), out_single = test_forward<float>(c, single, 1e-4);
 
   const Numbers grad_y = uniforms(out.y.size(), -1, 1);
   const Numbers grad_final = integer(0, 1) ? uniforms(out.final_state.size(), -1, 1) : Numbers();
   const int64_t table_bytes = integer(0, 2) ? 0 : int64_t{1} << 20;
-  const sdm::InversionPlan<double> plans[] = {{3, 1024, table_bytes}, {-1, 1024, table_bytes}, {1, 2, table_bytes}};
-  const sdm::InversionPlan<double> plan = plans[integer(0, 2)];
-  Gradients grad = backward(c, 1, out.error, grad_y, grad_final, plan);
-  Gradients grad_threaded = backward(c, 3, out.error, grad_y, grad_final, plan);
-  for (std::size_t i = 0; i < grad.all().size(); ++i) {
-    require(identical(*grad.all()[i], *grad_threaded.all()[i]), name + "threads, gradient " + std::to_string(i));
-  }
+  const std::pair<double, int64_t> plans[] = {{3, 1024}, {-1, 1024}, {1, 2}};
+  const auto [threshold, inversions] = plans[integer(0, 2)];
+  Gradients grad = test_backward<double>(c, out.error, grad_y, grad_final, {threshold, inversions, table_bytes}, name);
   const auto loss = [&] {
     const Outputs o = token_loop(c);
     return dot(o.y, grad_y) + (grad_final.empty() ? 0 : dot(o.final_state, grad_final));
   };
   require_gradients({&c.write_weight, &c.value, &c.beta, &c.log_decay, &c.read_weight, &c.initial}, grad.all(), loss,
                     name);
+  Gradients grad_single =
+      test_backward<float>(c, out_single.error, grad_y, grad_final, {threshold, inversions, table_bytes}, single);
+  for (std::size_t i = 0; i < grad.all().size(); ++i) {
+    const Numbers &actual = *grad_single.all()[i], &expected = *grad.all()[i];
+    require(deviation(actual, expected) < 1e-4 * (1 + largest(expected)), single + "gradient " + std::to_string(i));
+  }
 }
 
-void test_in_place() {
+std::vector<uint16_t> rounded_to_bf16(Numbers& numbers) {
+  std::vector<uint16_t> bits;
+  for (double& x : numbers) {
+    const float single = static_cast<float>(x);
+    uint32_t word;
+    std::memcpy(&word, &single, sizeof word);
+    bits.push_back(static_cast<uint16_t>(word >> 16));
+    word &= 0xFFFF0000u;
+    float kept;
+    std::memcpy(&kept, &word, sizeof kept);
+    x = kept;
+  }
+  return bits;
+}
+
+Numbers from_bf16(const std::vector<uint16_t>& bits) {
+  Numbers out;
+  for (const uint16_t half : bits) {
+    const uint32_t word = uint32_t{half} << 16;
+    float single;
+    std::memcpy(&single, &word, sizeof single);
+    out.push_back(single);
+  }
+  return out;
+}
+
+// A state of bfloat16, read as it is or changed in place.
+void test_bf16() {
+  Case c = draw_case();
+  while (c.B == 0) c = draw_case();
+  c.has_initial = true;
+  c.initial = uniforms((c.shared ? 1 : c.sequences()) * c.H * c.N * c.D, -1, 1);
+  auto state = rounded_to_bf16(c.initial);
+  const Outputs expected = token_loop(c);
+  std::vector<float> y(c.value.size()), final_state(expected.final_state.size());
+  const Typed<float> typed(c);
+  sdm::sparse_delta_forward<float>(typed.inputs(3), {state.data(), true, !c.shared}, y.data(), nullptr,
+                                   final_state.data(), false);
+  require(deviation(converted<double>(y), expected.y) < 1e-4, "bfloat16, y");
+  require(deviation(converted<double>(final_state), expected.final_state) < 1e-4, "bfloat16, final state");
+  if (c.packed || c.shared || c.T != 1) return;
+  sdm::sparse_delta_forward<float>(typed.inputs(3), {state.data(), true, true}, y.data(), nullptr, state.data(), true);
+  require(deviation(converted<double>(y), expected.y) < 0.1, "bfloat16 in place, y");
+  require(deviation(from_bf16(state), expected.final_state) < 0.02, "bfloat16 in place, state");
+}
+
+template <class Real>
+void test_in_place(double tolerance) {
   Case c = draw_case();
   while (c.packed || c.B == 0 || c.T == 0) c = draw_case();
   c.shared = false;
   c.has_initial = true;
   c.initial = uniforms(c.B * c.H * c.N * c.D, -1, 1);
   const Outputs expected = token_loop(c);
-  Numbers y(c.value.size());
-  sdm::sparse_delta_forward<double>(inputs_of(c, 3), initial_of(c), y.data(), nullptr, c.initial.data(), false);
-  require(deviation(y, expected.y) < 1e-11 && deviation(c.initial, expected.final_state) < 1e-11, "in place");
+  const Typed<Real> typed(c);
+  std::vector<Real> y(c.value.size()), state = typed.initial;
+  sdm::sparse_delta_forward<Real>(typed.inputs(3), {state.data(), false, true}, y.data(), nullptr, state.data(), false);
+  require(deviation(converted<double>(y), expected.y) < tolerance, "in place, y");
+  require(deviation(converted<double>(state), expected.final_state) < tolerance, "in place, state");
 }
 
 void test_bad_input() {
@@ -188,7 +276,7 @@ void test_bad_input() {
   while (c.cells() < 2 || c.W < 2) c = draw_case();
   const auto refuses = [&](Case bad, bool index_error) {
     try {
-      forward(bad, 3);
+      forward<double>(bad, 3);
     } catch (const std::out_of_range&) {
       return index_error;
     } catch (const std::invalid_argument&) {
@@ -214,9 +302,52 @@ void test_bad_input() {
 
 void test_sparse_delta(int number) {
   test_case(number);
+  test_bf16();
   if (number % 8) return;
-  test_in_place();
+  test_in_place<double>(1e-11);
+  test_in_place<float>(1e-4);
   test_bad_input();
+}
+
+namespace {
+
+// Every token writes and reads other slots than the one before, and more rows than numbers in any list of indices.
+Case fixed_case() {
+  Case c = draw_case();
+  c.B = c.H = 1;
+  c.T = 12;
+  c.N = 40;
+  c.D = 64;
+  c.W = c.R = 4;
+  c.packed = c.per_write = c.slot_rule = false;
+  c.shared = c.has_initial = true;
+  c.write_index.clear();
+  for (int64_t i = 0; i < c.T * c.W; ++i) c.write_index.push_back(static_cast<int32_t>(i * 7 % c.N));
+  c.read_index = c.write_index;
+  c.write_weight = c.read_weight = Numbers(c.T * c.W, 0.25);
+  c.value = Numbers(c.T * c.D, 1);
+  c.beta = Numbers(c.T, 0.5);
+  c.log_decay = Numbers(c.T, -0.25);
+  c.initial = Numbers(c.N * c.D, 1);
+  return c;
+}
+
+template <class Real>
+void backward_of_fixed_size() {
+  const Case c = fixed_case();
+  const Numbers ones(c.value.size(), 1);
+  // All rows are saved, and no table is small enough to keep its rows.
+  backward<Real>(c, 1, ones, ones, {}, {-1, 1024, 0});
+}
+
+}  // namespace
+
+void sparse_delta_forward_of_fixed_size(bool is_double) {
+  is_double ? forward<double>(fixed_case(), 1) : forward<float>(fixed_case(), 1);
+}
+
+void sparse_delta_backward_of_fixed_size(bool is_double) {
+  is_double ? backward_of_fixed_size<double>() : backward_of_fixed_size<float>();
 }
 
 }  // namespace testing

@@ -1,6 +1,7 @@
 // What the randomised tests of the kernels share: numbers, comparisons, and how a test fails.
 #pragma once
 
+#include <algorithm>
 #include <cmath>
 #include <cstdint>
 #include <cstdio>
@@ -23,10 +24,16 @@ inline int64_t integer(int64_t low, int64_t high) {
   return std::uniform_int_distribution<int64_t>(low, high)(generator());
 }
 
+// Numbers that float holds exactly, so that kernels of every type compute from the same inputs.
 inline Numbers uniforms(int64_t count, double low, double high) {
   Numbers out(count);
-  for (double& x : out) x = std::uniform_real_distribution<double>(low, high)(generator());
+  for (double& x : out) x = static_cast<float>(std::uniform_real_distribution<double>(low, high)(generator()));
   return out;
+}
+
+template <class To, class From>
+std::vector<To> converted(const std::vector<From>& from) {
+  return {from.begin(), from.end()};
 }
 
 // Offsets of documents, some of them empty, that together have `tokens` tokens.
@@ -50,6 +57,12 @@ inline double deviation(const Numbers& a, const Numbers& b) {
 template <class T>
 bool identical(const std::vector<T>& a, const std::vector<T>& b) {
   return a.size() == b.size() && (a.empty() || std::memcmp(a.data(), b.data(), a.size() * sizeof(T)) == 0);
+}
+
+inline double largest(const Numbers& a) {
+  double most = 0;
+  for (const double x : a) most = std::max(most, std::abs(x));
+  return most;
 }
 
 inline double dot(const Numbers& a, const Numbers& b) {
@@ -86,5 +99,9 @@ void require_gradients(const std::vector<Numbers*>& leaves, const std::vector<Nu
 void test_sparse_delta(int number);
 void test_product_key(int number);
 void test_gated_delta(int number);
+
+// One pass of an op with blocks of rows in its scratch memory, for the planted faults.
+void sparse_delta_forward_of_fixed_size(bool is_double);
+void sparse_delta_backward_of_fixed_size(bool is_double);
 
 }  // namespace testing

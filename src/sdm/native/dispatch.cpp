@@ -1,3 +1,4 @@
+#include <atomic>
 #include <cstdlib>
 #include <cstring>
 #include <stdexcept>
@@ -14,6 +15,8 @@ const KernelTable& table();
 namespace avx2 {
 const KernelTable& table();
 }
+#endif
+#ifdef SDM_HAVE_AVX512
 namespace avx512 {
 const KernelTable& table();
 }
@@ -27,16 +30,19 @@ struct Candidate {
 };
 
 const KernelTable& choose() {
-#ifdef SDM_HAVE_AVX2
+#if defined(SDM_HAVE_AVX2) || defined(SDM_HAVE_AVX512)
   __builtin_cpu_init();
   const bool has_avx2 = __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma");
-  const bool has_avx512 = has_avx2 && __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
-                          __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512vl");
-  const Candidate candidates[] = {
-      {&avx512::table, has_avx512}, {&avx2::table, has_avx2}, {&portable::table, true}};
-#else
-  const Candidate candidates[] = {{&portable::table, true}};
 #endif
+  const Candidate candidates[] = {
+#ifdef SDM_HAVE_AVX512
+      {&avx512::table, has_avx2 && __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
+                           __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512vl")},
+#endif
+#ifdef SDM_HAVE_AVX2
+      {&avx2::table, has_avx2},
+#endif
+      {&portable::table, true}};
   const char* wanted = std::getenv("SDM_ISA");
   for (const Candidate& candidate : candidates) {
     const bool named = wanted && *wanted ? std::strcmp(candidate.table().isa, wanted) == 0 : candidate.runs_here;
@@ -52,8 +58,11 @@ const KernelTable& choose() {
 }  // namespace
 
 const KernelTable& kernels() {
-  static const KernelTable& chosen = choose();
-  return chosen;
+  // No static local: a child that is forked while another thread initialises one would wait for it forever.
+  static std::atomic<const KernelTable*> chosen{nullptr};
+  const KernelTable* table = chosen.load(std::memory_order_acquire);
+  if (!table) chosen.store(table = &choose(), std::memory_order_release);
+  return *table;
 }
 
 const char* isa_name() { return kernels().isa; }

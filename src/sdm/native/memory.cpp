@@ -1,7 +1,10 @@
 #include "memory.h"
 
+#include <pthread.h>
+
 #include <cstdint>
 #include <cstdlib>
+#include <cstring>
 #include <mutex>
 #include <new>
 #include <vector>
@@ -14,6 +17,26 @@ namespace {
 
 constexpr std::size_t kHugePage = std::size_t{2} << 20;
 constexpr std::size_t kSmallAlignment = 64;
+
+}  // namespace
+
+#ifdef SDM_EXACT_SCRATCH
+
+std::atomic<int> ScratchFault::blocks{0}, ScratchFault::number{-1};
+std::atomic<std::size_t> ScratchFault::missing{0};
+
+Scratch::Scratch(std::size_t bytes) : data_(nullptr), bytes_(bytes) {
+  if (bytes >= ScratchFault::kRowBlock && ScratchFault::blocks++ == ScratchFault::number) bytes_ -= ScratchFault::missing;
+  if (posix_memalign(&data_, kSmallAlignment, bytes_)) throw std::bad_alloc();
+  std::memset(data_, 0xFF, bytes_);
+}
+
+Scratch::~Scratch() { std::free(data_); }
+
+#else
+
+namespace {
+
 constexpr std::size_t kKeptBytes = std::size_t{256} << 20;
 
 struct Block {
@@ -21,17 +44,19 @@ struct Block {
   std::size_t bytes;
 };
 
-// Never destroyed: threads of the host program may still release blocks while static objects are torn down.
 struct Pool {
   std::mutex mutex;
   std::vector<Block> blocks;
   std::size_t bytes = 0;
 };
 
-Pool& pool() {
-  static Pool* instance = new Pool;
-  return *instance;
-}
+// Never destroyed: threads of the host program may still release blocks while static objects are torn down. Made when
+// the core is loaded: a child that is forked during a first use would find it half made.
+Pool& pool = *new Pool;
+
+// A thread that holds the mutex does not exist in a forked child, so nobody may hold it during a fork.
+[[maybe_unused]] const int registered = pthread_atfork([] { pool.mutex.lock(); }, [] { pool.mutex.unlock(); },
+                                                       [] { pool.mutex.unlock(); });
 
 // Sizes are rounded so that calls of slightly different size share blocks.
 std::size_t rounded(std::size_t bytes) {
@@ -43,8 +68,8 @@ std::size_t rounded(std::size_t bytes) {
 
 Scratch::Scratch(std::size_t bytes) : data_(nullptr), bytes_(rounded(bytes)) {
   {
-    std::lock_guard<std::mutex> lock(pool().mutex);
-    auto& blocks = pool().blocks;
+    std::lock_guard<std::mutex> lock(pool.mutex);
+    auto& blocks = pool.blocks;
     std::size_t best = blocks.size();
     for (std::size_t i = 0; i < blocks.size(); ++i) {
       const bool fits = blocks[i].bytes >= bytes_ && blocks[i].bytes / 2 <= bytes_;
@@ -53,7 +78,7 @@ Scratch::Scratch(std::size_t bytes) : data_(nullptr), bytes_(rounded(bytes)) {
     if (best != blocks.size()) {
       data_ = blocks[best].data;
       bytes_ = blocks[best].bytes;
-      pool().bytes -= bytes_;
+      pool.bytes -= bytes_;
       blocks[best] = blocks.back();
       blocks.pop_back();
       return;
@@ -66,15 +91,17 @@ Scratch::Scratch(std::size_t bytes) : data_(nullptr), bytes_(rounded(bytes)) {
 
 Scratch::~Scratch() {
   {
-    std::lock_guard<std::mutex> lock(pool().mutex);
-    if (pool().bytes + bytes_ <= kKeptBytes) {
-      pool().blocks.push_back({data_, bytes_});
-      pool().bytes += bytes_;
+    std::lock_guard<std::mutex> lock(pool.mutex);
+    if (pool.bytes + bytes_ <= kKeptBytes) {
+      pool.blocks.push_back({data_, bytes_});
+      pool.bytes += bytes_;
       return;
     }
   }
   std::free(data_);
 }
+
+#endif  // SDM_EXACT_SCRATCH
 
 void advise_huge_pages(void* data, std::size_t bytes) {
 #if defined(__linux__) && defined(MADV_HUGEPAGE)

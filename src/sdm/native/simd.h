@@ -128,11 +128,11 @@ SDM_INLINE void sum_each(const Real* vectors, int count, bool accumulate, Real* 
 SDM_INLINE void prefetch(const void* address) { __builtin_prefetch(address, 1, 3); }
 
 // A store that does not bring its line into the caches first. The address must be aligned to a vector, and
-// finish_streaming() must follow before another thread reads what was stored.
-#if defined(__AVX512F__)
+// finish_streaming() must follow before another thread reads what was stored. Sanitizers do not see such stores.
+#if defined(__AVX512F__) && !defined(SDM_EXACT_SCRATCH)
 SDM_INLINE void stream_past(float* to, Vector<float> v) { _mm512_stream_ps(to, reinterpret_cast<__m512>(v)); }
 SDM_INLINE void stream_past(double* to, Vector<double> v) { _mm512_stream_pd(to, reinterpret_cast<__m512d>(v)); }
-#elif defined(__AVX2__)
+#elif defined(__AVX2__) && !defined(SDM_EXACT_SCRATCH)
 SDM_INLINE void stream_past(float* to, Vector<float> v) { _mm256_stream_ps(to, reinterpret_cast<__m256>(v)); }
 SDM_INLINE void stream_past(double* to, Vector<double> v) { _mm256_stream_pd(to, reinterpret_cast<__m256d>(v)); }
 #else

@@ -45,6 +45,33 @@ def check_shape(name: str, x: Tensor, shape: tuple[int | None, ...], meaning: st
         raise ValueError(f"{name} must be {meaning}, here ({sizes}), got shape {list(x.shape)}")
 
 
+def check_kernel_floats(dtype: torch.dtype, **tensors: Tensor | None) -> None:
+    """For the registered ops, which anybody can call and whose kernels read by address: floats on the CPU of one dtype
+    that the core computes in."""
+    if dtype not in (torch.float32, torch.float64):
+        raise TypeError(f"the compiled core computes in float32 or float64, got {dtype}")
+    for name, x in tensors.items():
+        if x is None:
+            continue
+        if not x.is_cpu:
+            raise ValueError(f"{name} is on {x.device}, but the compiled core works on CPU tensors; move it there")
+        if x.dtype != dtype:
+            raise TypeError(f"{name} must be {dtype} like the other floats of this call, got {x.dtype}")
+
+
+def check_one_device(*arguments: object) -> None:
+    """For the shapes of a traced op: a meta tensor among others would make the op return memory that nobody wrote."""
+    devices = {x.device for x in arguments if isinstance(x, Tensor)}
+    if len(devices) > 1:
+        raise ValueError(f"all tensors must be on one device, got {sorted(map(str, devices))}")
+
+
+def check_kernel_state(state: Tensor) -> None:
+    """For kernels that change the state where it lies."""
+    if not state.is_contiguous():
+        raise ValueError(f"state must be contiguous, it is changed in place; got strides {list(state.stride())}")
+
+
 def check_cu_seqlens(cu_seqlens: Tensor, batch: int, device: torch.device) -> int:
     """Returns the number of documents."""
     check_tensor("cu_seqlens", cu_seqlens)

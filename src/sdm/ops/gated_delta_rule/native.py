@@ -13,10 +13,23 @@ from torch import Tensor
 
 from sdm.native import require_core
 from sdm.ops.backends import goes_past_dispatcher
-from sdm.ops.checks import mark_changed
-from sdm.ops.gated_delta_rule.inputs import Tokens
+from sdm.ops.checks import check_kernel_floats, check_kernel_state, check_one_device, check_shape, mark_changed
+from sdm.ops.gated_delta_rule.inputs import Tokens, check_shapes, check_state, check_step
 
 SEGMENT = 32  # kGatedDeltaSegment of the core
+
+
+def _check(tokens: Tokens, states: dict[str, Tensor], cu_seqlens: Tensor | None) -> int:
+    """The core takes addresses, and anybody can call a registered op: what the public function checks, again.
+
+    `states` are [S,H,K,D]. Returns S.
+    """
+    check_shapes(tokens)
+    sequences = check_state(tokens, None, cu_seqlens)
+    check_kernel_floats(tokens.value.dtype, **tokens._asdict(), **states)
+    for name, state in states.items():
+        check_shape(name, state, (sequences, *tokens.key.shape[2:], tokens.value.shape[-1]), "[S,H,K,D]")
+    return sequences
 
 
 def _sizes(key: Tensor, value: Tensor, initial_state: Tensor) -> tuple[int, int, int, int, int]:
@@ -71,7 +84,9 @@ def _rule(
     cu_seqlens: Tensor | None,
     save: bool,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    return _run(Tokens(query, key, value, beta, log_decay), initial_state, cu_seqlens, save)
+    tokens = Tokens(query, key, value, beta, log_decay)
+    _check(tokens, {"initial_state": initial_state}, cu_seqlens)
+    return _run(tokens, initial_state, cu_seqlens, save)
 
 
 @_rule.register_fake
@@ -85,6 +100,7 @@ def _(
     cu_seqlens: Tensor | None,
     save: bool,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    check_one_device(query, key, value, beta, log_decay, initial_state, cu_seqlens)
     return _outputs(Tokens(query, key, value, beta, log_decay), initial_state, save)
 
 
@@ -100,8 +116,15 @@ def _rule_backward(
     grad_y: Tensor,
     grad_final_state: Tensor,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
+    states = {"grad_final_state": grad_final_state}
+    sequences = _check(Tokens(query, key, grad_y, beta, log_decay), states, cu_seqlens)
+    segments = grad_y.shape[0] * grad_y.shape[1] // SEGMENT + sequences
+    check_kernel_floats(grad_y.dtype, residual=residual, saved=saved)
+    check_shape("residual", residual, grad_y.shape, "the shape of grad_y")
+    check_shape("saved", saved, (segments, *grad_final_state.shape[1:]), "[segments,H,K,D] as forward saves it")
     query, key, beta, log_decay = (x.contiguous() for x in (query, key, beta, log_decay))
-    grad_y, grad_final_state, offsets = grad_y.contiguous(), grad_final_state.contiguous(), _offsets(cu_seqlens)
+    residual, saved, grad_y, grad_final_state = (x.contiguous() for x in (residual, saved, grad_y, grad_final_state))
+    offsets = _offsets(cu_seqlens)
     gradients = _gradients(query, key, beta, log_decay, grad_y, grad_final_state)
     require_core().gated_delta_backward(
         *(x.data_ptr() for x in (query, key, beta, log_decay)),
@@ -135,6 +158,7 @@ def _(
     grad_y: Tensor,
     grad_final_state: Tensor,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
+    check_one_device(query, key, beta, log_decay, cu_seqlens, residual, saved, grad_y, grad_final_state)
     return _gradients(query, key, beta, log_decay, grad_y, grad_final_state)
 
 
@@ -175,11 +199,16 @@ def gated_delta_step_native_(state: Tensor, token: Tokens) -> Tensor:
 
 @torch.library.custom_op("sdm::gated_delta_step_", mutates_args=("state",), device_types="cpu")
 def _step(state: Tensor, query: Tensor, key: Tensor, value: Tensor, beta: Tensor, log_decay: Tensor) -> Tensor:
-    return _run_step(state, Tokens(query, key, value, beta, log_decay))
+    token = Tokens(query, key, value, beta, log_decay)
+    check_step(state, token)
+    check_kernel_floats(state.dtype, **token._asdict(), state=state)
+    check_kernel_state(state)
+    return _run_step(state, token)
 
 
 @_step.register_fake
 def _(state: Tensor, query: Tensor, key: Tensor, value: Tensor, beta: Tensor, log_decay: Tensor) -> Tensor:
+    check_one_device(state, query, key, value, beta, log_decay)
     return value.new_empty(value.shape)
 
 

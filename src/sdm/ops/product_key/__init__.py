@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from sdm.ops.backends import choose_backend
+from sdm.ops.product_key.inputs import check_scores
 from sdm.ops.product_key.native import product_key_topk_native
 from sdm.ops.product_key.pruned import product_key_topk_pruned
 from sdm.ops.product_key.reference import product_key_topk_reference
@@ -41,23 +42,7 @@ def product_key_topk(scores: Tensor, k: int, *, backend: str = "auto") -> tuple[
     Equal sums go to the lower slot. NaN counts as the largest score, so that it reaches the output instead of being
     hidden by the selection; whatever the scores, the slots are distinct and in range.
     """
-    _check(scores, k)
+    check_scores(scores, k)
     dtype = scores.dtype if scores.dtype in (torch.float32, torch.float64) else torch.float32
     run = _BACKENDS[choose_backend(backend, scores.device, dtype, tuple(_BACKENDS))]
     return run(scores if scores.dtype == dtype else scores.to(dtype), k)
-
-
-def _check(scores: Tensor, k: int) -> None:
-    if not isinstance(scores, Tensor):
-        raise TypeError(f"scores must be a torch.Tensor, got {type(scores).__name__}")
-    if not scores.is_floating_point():
-        raise TypeError(f"scores must be a floating-point tensor, got {scores.dtype}")
-    if scores.dim() < 1 or scores.shape[-1] < 2 or scores.shape[-1] % 2:
-        raise ValueError(
-            f"scores must be [..., 2*sqrt(N)], two halves of equal and positive length, got shape {list(scores.shape)}"
-        )
-    if isinstance(k, bool) or not isinstance(k, int | torch.SymInt):
-        raise TypeError(f"k must be an integer, got {type(k).__name__}")
-    num_slots = (scores.shape[-1] // 2) ** 2
-    if not 1 <= k <= num_slots:
-        raise ValueError(f"k must lie in [1, N] = [1, {num_slots}] for {scores.shape[-1]} scores, got {k}")

@@ -9,6 +9,8 @@ from torch import Tensor
 
 from sdm.native import require_core
 from sdm.ops.backends import goes_past_dispatcher
+from sdm.ops.checks import check_kernel_floats, check_one_device
+from sdm.ops.product_key.inputs import check_scores
 
 
 def _run(scores: Tensor, k: int) -> tuple[Tensor, Tensor]:
@@ -32,6 +34,8 @@ def _run(scores: Tensor, k: int) -> tuple[Tensor, Tensor]:
 
 @torch.library.custom_op("sdm::product_key_topk", mutates_args=(), device_types="cpu")
 def _topk(scores: Tensor, k: int) -> tuple[Tensor, Tensor]:
+    check_scores(scores, k)
+    check_kernel_floats(scores.dtype, scores=scores)
     return _run(scores, k)
 
 
@@ -43,6 +47,14 @@ def _(scores: Tensor, k: int) -> tuple[Tensor, Tensor]:
 
 @torch.library.custom_op("sdm::product_key_topk_backward", mutates_args=(), device_types="cpu")
 def _topk_backward(grad_values: Tensor, index: Tensor, n: int) -> Tensor:
+    check_kernel_floats(grad_values.dtype, grad_values=grad_values)
+    if index.dtype != torch.int64 or not index.is_cpu:
+        raise TypeError(f"index must be an int64 tensor on the CPU, got {index.dtype} on {index.device}")
+    if index.dim() < 1 or index.shape != grad_values.shape or not 1 <= index.shape[-1] <= n * n or n < 1:
+        raise ValueError(
+            f"index and grad_values must both be [..., k] with k in [1, n * n] = [1, {n * n}], "
+            f"got shapes {list(index.shape)} and {list(grad_values.shape)}"
+        )
     grad_values, index = grad_values.contiguous(), index.contiguous()
     grad_scores = grad_values.new_empty((*index.shape[:-1], 2 * n))
     require_core().product_key_topk_backward(
@@ -60,6 +72,7 @@ def _topk_backward(grad_values: Tensor, index: Tensor, n: int) -> Tensor:
 
 @_topk_backward.register_fake
 def _(grad_values: Tensor, index: Tensor, n: int) -> Tensor:
+    check_one_device(grad_values, index)
     return grad_values.new_empty((*index.shape[:-1], 2 * n))
 
 

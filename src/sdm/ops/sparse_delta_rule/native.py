@@ -16,8 +16,15 @@ from torch import Tensor
 
 from sdm.native import require_core
 from sdm.ops.backends import goes_past_dispatcher
-from sdm.ops.checks import compute_dtype, mark_changed
-from sdm.ops.sparse_delta_rule.inputs import Tokens
+from sdm.ops.checks import (
+    check_kernel_floats,
+    check_kernel_state,
+    check_one_device,
+    check_shape,
+    compute_dtype,
+    mark_changed,
+)
+from sdm.ops.sparse_delta_rule.inputs import Tokens, check_shapes
 
 # A copied row costs memory traffic, an inverted one up to exp(threshold) units of rounding; see the README of this op.
 INVERSION_THRESHOLD = 3.0
@@ -183,8 +190,24 @@ class _Problem(NamedTuple):
     def sequences(self) -> int:
         return self.tokens.value.shape[0] if self.cu_seqlens is None else self.cu_seqlens.numel() - 1
 
-    def prepared(self) -> _Problem:
-        """Contiguous, as the core needs it. Keep it alive for as long as `numbers()` are in use."""
+    def check(self, single_step: bool, bfloat16_state: bool) -> None:
+        """The core takes addresses, and anybody can call a registered op: what the public function checks, again."""
+        tokens, state = self.tokens, self.initial_state
+        check_shapes(tokens, state, self.num_slots, self.cu_seqlens, "delta", single_step)
+        dtype = tokens.value.dtype
+        floats = {name: x for name, x in tokens._asdict().items() if not name.endswith("index")}
+        if state is not None and not (bfloat16_state and state.dtype == torch.bfloat16 and dtype == torch.float32):
+            floats["state" if single_step else "initial_state"] = state
+        check_kernel_floats(dtype, **floats)
+        kinds = tokens.write_index.dtype, tokens.read_index.dtype
+        if kinds not in ((torch.int32,) * 2, (torch.int64,) * 2):
+            raise TypeError(
+                f"write_index and read_index must both be int32 or both int64, got {kinds[0]} and {kinds[1]}"
+            )
+
+    def prepared(self, single_step: bool = False, bfloat16_state: bool = True) -> _Problem:
+        """Checked and contiguous, as the core needs it. Keep it alive for as long as `numbers()` are in use."""
+        self.check(single_step, bfloat16_state)
         cu_seqlens = self.cu_seqlens
         if cu_seqlens is not None:
             cu_seqlens = cu_seqlens.to(torch.int64).contiguous()
@@ -241,7 +264,9 @@ def _empty_outputs(*arguments: Any) -> tuple[Tensor, Tensor, Tensor]:
     shape = (problem.sequences, value.shape[2], problem.num_slots, value.shape[3])
     y = torch.empty_like(value, memory_format=torch.contiguous_format)
     final_state = value.new_empty(shape if output_final_state else (0,))
-    return y, final_state, torch.empty_like(y) if save_error else value.new_empty(0)
+    # The slot rule has no error of a token as a whole.
+    has_error = save_error and not problem.slot_rule
+    return y, final_state, torch.empty_like(y) if has_error else value.new_empty(0)
 
 
 def _forward(*arguments: Any) -> tuple[Tensor, Tensor, Tensor]:
@@ -272,16 +297,26 @@ def _empty_gradients(*arguments: Any) -> tuple[Tensor, ...]:
 def _backward(*arguments: Any) -> tuple[Tensor, ...]:
     grad_y, grad_final_state, error = arguments[:3]
     problem, (grad_initial, threshold, max_inversions) = _Problem.of(arguments[3:])
-    problem = problem.prepared()
-    grad_y = torch.zeros_like(problem.tokens.value) if grad_y is None else grad_y.contiguous()
-    grad_final_state = None if grad_final_state is None else grad_final_state.contiguous()
+    problem = problem.prepared(bfloat16_state=False)
+    value = problem.tokens.value
+    if problem.slot_rule or value.numel() == 0:
+        error = None
+    state = (problem.sequences, value.shape[2], problem.num_slots, value.shape[3])
+    check_kernel_floats(value.dtype, error=error, grad_y=grad_y, grad_final_state=grad_final_state)
+    for name, x in (("error", error), ("grad_y", grad_y)):
+        if x is not None:
+            check_shape(name, x, value.shape, "the shape of value")
+    if grad_final_state is not None:
+        check_shape("grad_final_state", grad_final_state, state, "[S,H,N,D]")
+    grad_y = torch.zeros_like(value) if grad_y is None else grad_y.contiguous()
+    error, grad_final_state = (None if x is None else x.contiguous() for x in (error, grad_final_state))
     grads = _empty_gradients(*arguments)
     require_core().sparse_delta_rule_backward(
         *problem.numbers(),
         *problem.initial_numbers(),
         threshold,
         max_inversions,
-        _pointer(None if problem.slot_rule else error),
+        _pointer(error),
         grad_y.data_ptr(),
         _pointer(grad_final_state),
         *(x.data_ptr() for x in grads[:5]),
@@ -292,7 +327,9 @@ def _backward(*arguments: Any) -> tuple[Tensor, ...]:
 
 def _step(state: Tensor, *arguments: Any) -> Tensor:
     *token, slot_rule = arguments
-    problem = _Problem(Tokens(*token), None, state.shape[2], None, slot_rule).prepared()
+    check_shape("state", state, (None,) * 4, "[B,H,N,D]")
+    check_kernel_state(state)
+    problem = _Problem(Tokens(*token), state, state.shape[2], None, slot_rule).prepared(single_step=True)
     y = torch.empty_like(problem.tokens.value)
     half = state.dtype == torch.bfloat16
     at = state.data_ptr()
@@ -355,9 +392,14 @@ _library = torch.library.Library("sdm", "FRAGMENT")
 
 def _register(schema: str, implementation: Any, fake: Any) -> None:
     name = schema[: schema.index("(")]
+
+    def checked_fake(*arguments: Any) -> Any:
+        check_one_device(*arguments)
+        return fake(*arguments)
+
     _library.define(schema)
     _library.impl(name, implementation, "CPU")
-    torch.library.register_fake(f"sdm::{name}", fake, lib=_library)
+    torch.library.register_fake(f"sdm::{name}", checked_fake, lib=_library)
 
 
 _register(
