@@ -14,7 +14,7 @@ from torch.utils.flop_counter import FlopCounterMode
 from helpers import assert_close
 from sdm.layers import FullAttention, SlidingWindowAttention
 from sdm.layers.attention import GatedAttention
-from sdm.layers.rope import rotate, rotation
+from sdm.layers.rope import Rope, rotate, rotation
 
 SIZE = 32
 
@@ -27,7 +27,7 @@ def written_out(layer: GatedAttention, x: Tensor, window: int) -> Tensor:
         F.linear(x, proj.weight).unflatten(-1, (-1, head_dim))
         for proj in (layer.query_proj, layer.key_proj, layer.value_proj)
     )
-    query, key = (rotate(part, *rotation(torch.arange(time), head_dim, layer.rope_theta)) for part in (query, key))
+    query, key = (rotate(part, *rotation(torch.arange(time), head_dim, layer.rope)) for part in (query, key))
     key, value = (part.repeat_interleave(heads // layer.num_kv_heads, dim=2) for part in (key, value))
     scores = torch.einsum("bthd,bshd->bhts", query, key) / head_dim**0.5
     distance = torch.arange(time)[:, None] - torch.arange(time)
@@ -137,8 +137,8 @@ def test_rotation_is_relative_and_exact_far_out() -> None:
     query, key = torch.randn(2, 1, 1, 64, dtype=torch.float64)
 
     def score(position: int, distance: int) -> Tensor:
-        turned_query = rotate(query, *rotation(torch.tensor([position]), 64, 500_000.0))
-        return (turned_query * rotate(key, *rotation(torch.tensor([position - distance]), 64, 500_000.0))).sum()
+        turned_query = rotate(query, *rotation(torch.tensor([position]), 64, Rope(500_000.0)))
+        return (turned_query * rotate(key, *rotation(torch.tensor([position - distance]), 64, Rope(500_000.0)))).sum()
 
     for distance in (0, 3, 100):
         near = score(200, distance)
@@ -154,7 +154,7 @@ def test_rotation_is_that_of_transformers() -> None:
     angle = position.unsqueeze(-1) * 10_000.0 ** (-torch.arange(0, 16, 2) / 16)
     angle = torch.cat((angle, angle), dim=-1)
     expected, _ = apply_rotary_pos_emb(x, x, angle.cos(), angle.sin(), unsqueeze_dim=2)
-    torch.testing.assert_close(rotate(x, *rotation(position, 16, 10_000.0)), expected, atol=1e-5, rtol=1e-5)
+    torch.testing.assert_close(rotate(x, *rotation(position, 16, Rope(10_000.0))), expected, atol=1e-5, rtol=1e-5)
 
 
 def parameters(layer: torch.nn.Module) -> int:

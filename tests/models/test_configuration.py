@@ -86,7 +86,7 @@ def test_round_trip(tmp_path: Path) -> None:
         ({"short_convolution": -1}, ["short_convolution"]),
         ({"loss_chunk_size": 0}, ["loss_chunk_size"]),
         ({"rope_theta": 0.0}, ["rope_theta"]),
-        ({"rope_parameters": {"rope_type": "yarn", "factor": 2.0, "rope_theta": 1e4}}, ["rope_type", "yarn"]),
+        ({"rope_parameters": {"rope_type": "dynamic", "factor": 2.0, "rope_theta": 1e4}}, ["rope_type", "dynamic"]),
     ],
     ids=lambda value: next(iter(value)) if isinstance(value, dict) else "",
 )

@@ -22,7 +22,7 @@ from sdm.layers.interface import (
     default_heads,
     map_state,
 )
-from sdm.layers.rope import rotate, rotation
+from sdm.layers.rope import Rope, rotate, rotation
 from sdm.layers.streams import Streams, documents_of, streams_of
 
 
@@ -41,21 +41,16 @@ class GatedAttention(nn.Module, abc.ABC):
     Positions count the valid tokens of a stream, so that padding moves nothing.
     """
 
-    def __init__(self, hidden_size: int, num_heads: int | None, num_kv_heads: int | None, rope_theta: float) -> None:
+    def __init__(self, hidden_size: int, num_heads: int | None, num_kv_heads: int | None, rope: Rope) -> None:
         super().__init__()
         num_heads = default_heads(hidden_size, num_heads)
         num_kv_heads = num_heads if num_kv_heads is None else num_kv_heads
         check_positive(num_kv_heads=num_kv_heads)
         if num_heads % num_kv_heads:
             raise ValueError(f"num_heads = {num_heads} must be divisible by num_kv_heads = {num_kv_heads}")
-        if not rope_theta > 0:
-            raise ValueError(f"rope_theta must be positive, got {rope_theta}")
         self.hidden_size, self.num_heads, self.num_kv_heads = hidden_size, num_heads, num_kv_heads
-        self.head_dim, self.rope_theta = hidden_size // num_heads, float(rope_theta)
-        if self.head_dim % 2:
-            raise ValueError(
-                f"rotary positions turn pairs of channels: hidden_size / num_heads must be even, got {self.head_dim}"
-            )
+        self.head_dim, self.rope = hidden_size // num_heads, rope
+        rope.check(self.head_dim)
         kv_size = num_kv_heads * self.head_dim
         self.query_proj = nn.Linear(hidden_size, hidden_size, bias=False)
         self.key_proj = nn.Linear(hidden_size, kv_size, bias=False)
@@ -156,7 +151,7 @@ class GatedAttention(nn.Module, abc.ABC):
 
     def _project(self, x: Tensor, position: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """Queries [...,H,D], keys and values [...,G,D]; position has the leading dimensions of x, or 1 for B."""
-        cosine, sine = rotation(position, self.head_dim, self.rope_theta)
+        cosine, sine = rotation(position, self.head_dim, self.rope)
         both = torch.cat((self.query_proj(x), self.key_proj(x)), dim=-1).unflatten(-1, (-1, self.head_dim))
         query, key = rotate(both, cosine, sine).split((self.num_heads, self.num_kv_heads), dim=-2)
         return query, key, self.value_proj(x).unflatten(-1, (self.num_kv_heads, self.head_dim))

@@ -12,6 +12,7 @@ from torch import Tensor
 
 from sdm.layers.attention import GatedAttention, KeyValueState, write_
 from sdm.layers.interface import default_heads
+from sdm.layers.rope import Rope
 from sdm.layers.streams import Streams
 
 QUERY_BLOCK = 256
@@ -29,6 +30,7 @@ class FullAttention(GatedAttention):
         num_heads: None takes heads of 128 channels.
         num_kv_heads: None takes half of num_heads, or the next smaller divisor of it.
         rope_theta: base of the rotary frequencies.
+        rope: other frequencies than those of rope_theta, for scaled positions.
     """
 
     def __init__(
@@ -38,11 +40,12 @@ class FullAttention(GatedAttention):
         num_kv_heads: int | None = None,
         *,
         rope_theta: float = 500_000.0,
+        rope: Rope | None = None,
     ) -> None:
         num_heads = default_heads(hidden_size, num_heads)
         if num_kv_heads is None:
             num_kv_heads = next(count for count in range(max(1, num_heads // 2), 0, -1) if num_heads % count == 0)
-        super().__init__(hidden_size, num_heads, num_kv_heads, rope_theta)
+        super().__init__(hidden_size, num_heads, num_kv_heads, rope or Rope(rope_theta))
 
     def _start_capacity(self) -> int:
         return 0

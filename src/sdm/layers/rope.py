@@ -2,24 +2,56 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
 
 import torch
 from torch import Tensor
 
 
-def rotation(position: Tensor, head_dim: int, theta: float) -> tuple[Tensor, Tensor]:
-    """Cosine and sine of the angles at the positions [...], each [..., 1, head_dim / 2], for the heads to share."""
+@dataclasses.dataclass(frozen=True)
+class Rope:
+    """How fast each pair of channels turns.
+
+    Plain numbers: a buffer would be lost by loaders that skip what is not in a file, and rounded by `model.half()`.
+    """
+
+    theta: float = 500_000.0  # channel pair i turns by theta^(-2i / head_dim) radians per token
+    frequencies: tuple[float, ...] | None = None  # radians per token of each pair, instead of those of theta
+    scale: float = 1.0  # of the rotated queries and keys
+
+    def __post_init__(self) -> None:
+        if not 0 < self.theta < math.inf:
+            raise ValueError(f"rope_theta must be positive, got {self.theta}")
+        if not 0 < self.scale < math.inf:
+            raise ValueError(f"the scale of a Rope must be positive, got {self.scale}")
+
+    def check(self, head_dim: int) -> None:
+        if head_dim % 2:
+            raise ValueError(
+                f"rotary positions turn pairs of channels: hidden_size / num_heads must be even, got {head_dim}"
+            )
+        if self.frequencies is not None and len(self.frequencies) != head_dim // 2:
+            raise ValueError(
+                f"heads of {head_dim} channels need {head_dim // 2} frequencies, got {len(self.frequencies)}"
+            )
+
+
+def rotation(position: Tensor, head_dim: int, rope: Rope) -> tuple[Tensor, Tensor]:
+    """Scaled cosine and sine of the angles at the positions [...], each [..., 1, head_dim / 2]: the heads share them."""
     # Whole turns are dropped in float64: at position 10^6 the float32 angle itself is off by 0.03.
     dtype = torch.float32 if position.device.type == "mps" else torch.float64
-    # Channel pair i makes theta^(-2i / head_dim) / 2 pi turns per token.
-    slowest = math.log10(theta) * (2 / head_dim - 1)
-    full_turn = math.log10(2 * math.pi)
-    frequency = torch.logspace(
-        -full_turn, slowest - full_turn, head_dim // 2, base=10.0, dtype=dtype, device=position.device
-    )
-    angle = ((position[..., None, None] * frequency).frac() * (2 * math.pi)).to(torch.float32)
-    return angle.cos(), angle.sin()
+    if rope.frequencies is None:
+        slowest = math.log10(rope.theta) * (2 / head_dim - 1)
+        full_turn = math.log10(2 * math.pi)
+        turns = torch.logspace(
+            -full_turn, slowest - full_turn, head_dim // 2, base=10.0, dtype=dtype, device=position.device
+        )
+    else:
+        turns = torch.tensor(rope.frequencies, dtype=dtype, device=position.device) / (2 * math.pi)
+    angle = ((position[..., None, None] * turns).frac() * (2 * math.pi)).to(torch.float32)
+    cosine, sine = angle.cos(), angle.sin()
+    return (cosine, sine) if rope.scale == 1.0 else (cosine * rope.scale, sine * rope.scale)
 
 
 def rotate(x: Tensor, cosine: Tensor, sine: Tensor) -> Tensor:

@@ -15,6 +15,7 @@ from torch import Tensor
 
 from sdm.layers.attention import GatedAttention, KeyValueState, write_
 from sdm.layers.interface import check_positive
+from sdm.layers.rope import Rope
 from sdm.layers.streams import Streams
 
 
@@ -29,13 +30,20 @@ class SlidingWindowAttention(GatedAttention):
         num_heads: None takes heads of 128 channels.
         window: how many tokens a token sees, itself included.
         rope_theta: base of the rotary frequencies.
+        rope: other frequencies than those of rope_theta, for scaled positions.
     """
 
     def __init__(
-        self, hidden_size: int, num_heads: int | None = None, window: int = 128, *, rope_theta: float = 500_000.0
+        self,
+        hidden_size: int,
+        num_heads: int | None = None,
+        window: int = 128,
+        *,
+        rope_theta: float = 500_000.0,
+        rope: Rope | None = None,
     ) -> None:
         check_positive(window=window)
-        super().__init__(hidden_size, num_heads, None, rope_theta)
+        super().__init__(hidden_size, num_heads, None, rope or Rope(rope_theta))
         self.window = window
         # Every query meets Q + W keys: short blocks waste less of them, long ones multiply larger matrices.
         self.block = max(16, window // 2)

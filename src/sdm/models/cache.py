@@ -6,6 +6,7 @@ state of fixed size), so the cache only stores, reorders and counts.
 
 from __future__ import annotations
 
+import copy
 from typing import Any
 
 import torch
@@ -154,7 +155,7 @@ class SDMCache(Cache):
 
 
 def _state_sizes(config: SDMConfig) -> dict[str, Any]:
-    """The fields that decide about the shapes of the states."""
+    """The fields that decide about the shapes and the meaning of the states."""
     names = (
         "layer_types",
         "hidden_size",
@@ -166,8 +167,9 @@ def _state_sizes(config: SDMConfig) -> dict[str, Any]:
         "recurrent_key_dim",
         "short_convolution",
         "shift_keys",
+        "rope_parameters",
     )
-    return {name: getattr(config, name) for name in names}
+    return {name: copy.deepcopy(getattr(config, name)) for name in names}
 
 
 def _can_step(layer: Any) -> bool:

@@ -12,6 +12,7 @@ from huggingface_hub.dataclasses import strict
 from transformers import GenerationConfig, PreTrainedConfig
 
 from sdm.models import config_file
+from sdm.models.rope import check_rope
 from sdm.ops.backends import BACKENDS
 
 LOCAL_LAYERS = ("sliding_attention", "token_shift")
@@ -63,7 +64,9 @@ class SDMConfig(PreTrainedConfig):
         num_key_value_heads: key-value heads of full attention. Derived: half of num_attention_heads, or the nearest
             number that divides them.
         sliding_window: tokens that a local layer sees, the current one included.
-        rope_parameters: {"rope_theta": base of the rotary embedding}; `rope_theta=...` is taken as well.
+        rope_parameters: {"rope_theta": base of the rotary embedding}; `rope_theta=...` is taken as well. With a
+            "rope_type" of "linear", "yarn" or "llama3" and its keys, as in transformers, positions are stretched.
+            {"full_attention": {...}, "sliding_attention": {...}} tells the two kinds of attention apart.
         max_position_embeddings: longest stream that the model accepts; None: no limit. No layer needs one.
         num_memory_heads: heads of an SDM layer. Fewer heads make a larger memory at the same cost.
         num_slots: slots per head, a perfect square. Derived: (hidden_size / (4 num_memory_heads))^2.
@@ -158,7 +161,7 @@ class SDMConfig(PreTrainedConfig):
             raise TypeError(f"SDMConfig has no field {name!r}{_nearest(name)}")
         self.derive()
         super().__post_init__(**kwargs)
-        self._check_rope()
+        self.validate_rope()
 
     @classmethod
     def from_dict(cls, config_dict: dict[str, Any], **kwargs: Any) -> Any:
@@ -212,6 +215,10 @@ class SDMConfig(PreTrainedConfig):
 
     def validate_layer_type(self) -> None:
         """transformers knows a fixed list of layer types; ours are checked when they are derived."""
+
+    def validate_rope(self) -> None:
+        """transformers warns of what cannot work; here it raises."""
+        check_rope(self)
 
     @classmethod
     def _unknown(cls, values: dict[str, Any]) -> list[str]:
@@ -359,14 +366,6 @@ class SDMConfig(PreTrainedConfig):
                 setattr(self, name, min(64, self.num_slots))
             elif count > self.num_slots:
                 raise ValueError(f"{name} = {count} exceeds num_slots = {self.num_slots}; lower it or add slots")
-
-    def _check_rope(self) -> None:
-        parameters = self.rope_parameters or {}
-        if parameters.get("rope_type", "default") != "default":
-            raise ValueError(f'rope_parameters["rope_type"] must be "default", got {parameters["rope_type"]!r}')
-        theta = parameters.get("rope_theta")
-        if not isinstance(theta, (int, float)) or isinstance(theta, bool) or not 0 < theta < math.inf:
-            raise ValueError(f'rope_parameters["rope_theta"] must be a positive number, got {theta!r}')
 
 
 def _nearest(name: str) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import weakref
 import zlib
 from dataclasses import dataclass, fields
@@ -56,7 +57,7 @@ def fingerprint(model: nn.Module, again: bool = False) -> Fingerprint:
     Weights that were changed through `.data` do not tell; `again` does not rely on it.
     """
     base = base_model(model)
-    version = tuple((x.data_ptr(), x._version, x.dtype) for x in base.parameters())
+    version = (repr(base.config.rope_parameters), [(x.data_ptr(), x._version, x.dtype) for x in base.parameters()])
     if again or base not in _known or _known[base][0] != version:
         _known[base] = (version, Fingerprint(architecture(base.config), _checksum(base)))
     return _known[base][1]
@@ -72,7 +73,7 @@ def base_model(model: Any) -> Any:
 def architecture(config: SDMConfig) -> dict[str, Any]:
     inherited = {field.name for field in fields(SDMConfig.__mro__[1])}
     names = [field.name for field in fields(config) if field.name not in _FREE | inherited]
-    return {name: getattr(config, name) for name in names}
+    return {name: copy.deepcopy(getattr(config, name)) for name in names}
 
 
 def _checksum(model: nn.Module) -> str:

@@ -16,11 +16,12 @@ from sdm.layers import (
     TokenShift,
 )
 from sdm.models.configuration import SDMConfig
+from sdm.models.rope import rope_of
 
 
 def _sliding_attention(config: SDMConfig) -> nn.Module:
     return SlidingWindowAttention(
-        config.hidden_size, config.num_attention_heads, config.sliding_window, rope_theta=_theta(config)
+        config.hidden_size, config.num_attention_heads, config.sliding_window, rope=rope_of(config, "sliding_attention")
     )
 
 
@@ -30,7 +31,10 @@ def _token_shift(config: SDMConfig) -> nn.Module:
 
 def _full_attention(config: SDMConfig) -> nn.Module:
     return FullAttention(
-        config.hidden_size, config.num_attention_heads, config.num_key_value_heads, rope_theta=_theta(config)
+        config.hidden_size,
+        config.num_attention_heads,
+        config.num_key_value_heads,
+        rope=rope_of(config, "full_attention"),
     )
 
 
@@ -91,8 +95,3 @@ MIXERS: dict[str, Callable[[SDMConfig], nn.Module]] = {
     "gdn": _gdn,
     "mamba2": _mamba2,
 }
-
-
-def _theta(config: SDMConfig) -> float:
-    assert config.rope_parameters is not None
-    return config.rope_parameters["rope_theta"]

@@ -5,6 +5,7 @@ Shapes: B batch, T time.
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable, Mapping
 from typing import Any, NoReturn
 
@@ -18,6 +19,7 @@ from transformers.modeling_outputs import BaseModelOutputWithPast, CausalLMOutpu
 from transformers.utils import can_return_tuple
 
 from sdm.layers import GatedDeltaNet, GatedMLP, Mamba2, SparseDeltaMemory
+from sdm.layers.attention import GatedAttention
 from sdm.layers.masked_batch_norm import MaskedBatchNorm
 from sdm.layers.short_convolution import ShortConvolution
 from sdm.models.arguments import check_extras
@@ -25,6 +27,7 @@ from sdm.models.cache import SDMCache
 from sdm.models.configuration import SDMConfig
 from sdm.models.loss import IGNORED, chunked_cross_entropy, next_token_targets
 from sdm.models.mixers import MIXERS
+from sdm.models.rope import rope_of
 
 
 class SDMBlock(GradientCheckpointingLayer):
@@ -107,11 +110,13 @@ class SDMModel(SDMPreTrainedModel):
 
     def __init__(self, config: SDMConfig) -> None:
         config.derive()
+        config.validate_rope()
         super().__init__(config)
         self.embed_tokens = nn.Embedding(config.vocab_size, config.hidden_size)
         self.layers = nn.ModuleList(SDMBlock(config, layer_idx) for layer_idx in range(config.num_hidden_layers))
         self.norm = nn.RMSNorm(config.hidden_size, eps=config.rms_norm_eps)
         self.gradient_checkpointing = False
+        self._rope_parameters = copy.deepcopy(config.rope_parameters)
         self.post_init()
 
     @can_return_tuple
@@ -147,6 +152,7 @@ class SDMModel(SDMPreTrainedModel):
             raise ValueError("give either input_ids or inputs_embeds")
         if output_attentions:
             raise ValueError("output_attentions is not available: most layers have no attention matrix")
+        self._follow_rope()
         if input_ids is not None:
             self._check_tokens(input_ids)
             inputs_embeds = self.embed_tokens(input_ids)
@@ -185,6 +191,16 @@ class SDMModel(SDMPreTrainedModel):
             past_key_values=past_key_values if use_cache else None,
             hidden_states=hidden_states,  # type: ignore[arg-type]
         )
+
+    def _follow_rope(self) -> None:
+        """Let `rope_parameters` that were set since take effect."""
+        if self.config.rope_parameters == self._rope_parameters:
+            return
+        self.config.validate_rope()
+        for block in self.layers:
+            if isinstance(block.mixer, GatedAttention):
+                block.mixer.rope = rope_of(self.config, block.layer_type)
+        self._rope_parameters = copy.deepcopy(self.config.rope_parameters)
 
     def _check_tokens(self, input_ids: Tensor, name: str = "input_ids") -> None:
         # Reading the extremes waits for a GPU; a training step there relies on the embedding's own assertion.
