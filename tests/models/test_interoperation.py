@@ -17,7 +17,9 @@ from transformers import (
 )
 
 import sdm
-from helpers import assert_identical
+from helpers import assert_close, assert_identical
+from sdm.training.config import OptimConfig
+from sdm.training.optimizer import make_optimizer
 from tiny_models import STACKS, tiny_model, tokens
 from tiny_tokenizer import tiny_tokenizer
 
@@ -175,3 +177,50 @@ def test_lm_eval_takes_the_model_as_it_is() -> None:
 
 def test_registration_needs_no_attribute_when_models_are_imported() -> None:
     assert AutoModelForCausalLM.from_config(tiny_model("sdm").config).__class__ is sdm.SDMForCausalLM
+
+
+def trainer_of(model: Any, folder: Path, rows: list[Any] | None = None, **options: Any) -> Trainer:
+    arguments = TrainingArguments(
+        output_dir=str(folder), report_to=[], use_cpu=True, disable_tqdm=True, weight_decay=0.1, max_steps=1
+    )
+    return Trainer(model=model, args=arguments, train_dataset=rows, eval_dataset=rows, **options)
+
+
+@pytest.mark.parametrize("stack", STACKS)
+def test_trainer_decays_what_our_optimizer_decays(stack: str, tmp_path: Path) -> None:
+    model = tiny_model(stack, normalize_scores=True, query_batch_norm=True, gdn_learned_initial_state=True)
+    names = {id(x): name for name, x in model.named_parameters()}
+
+    def decayed(optimizer: torch.optim.Optimizer) -> set[str]:
+        return {names[id(x)] for group in optimizer.param_groups if group["weight_decay"] for x in group["params"]}
+
+    theirs = decayed(trainer_of(model, tmp_path).create_optimizer())
+    assert theirs == decayed(make_optimizer(model, OptimConfig(weight_decay=0.1)))
+    assert theirs == set(names.values()) - model.no_weight_decay()
+    harmed = ("initial_state", "log_rate", "skip", "bias", "norm.weight", "beta_proj.weight", "decay_proj.weight")
+    assert not [name for name in theirs if name.endswith(harmed)]
+    assert {"lm_head.weight", "model.embed_tokens.weight", "model.layers.0.mlp.gate_proj.weight"} <= theirs
+
+
+def test_trainer_decays_other_models_and_adapters_as_before(tmp_path: Path) -> None:
+    peft = pytest.importorskip("peft")
+    adapted = peft.get_peft_model(tiny_model(), peft.LoraConfig(target_modules=["value_proj", "decay_proj"]))
+    for name, x in adapted.named_parameters():
+        x.requires_grad_(x.requires_grad or name.endswith("initial_state"))
+    names = {id(x): name for name, x in adapted.named_parameters()}
+    groups = trainer_of(adapted, tmp_path).create_optimizer().param_groups
+    decayed = {names[id(x)] for group in groups if group["weight_decay"] for x in group["params"]}
+    assert decayed
+    assert all("lora" in name for name in decayed)
+    other = torch.nn.Sequential(torch.nn.Linear(2, 2))
+    assert trainer_of(other, tmp_path).get_decay_parameter_names(other) == ["0.weight"]
+
+
+def test_compute_metrics_gets_the_logits(tmp_path: Path) -> None:
+    model = tiny_model(loss_chunk_size=4)
+    rows = [{"input_ids": ids, "labels": ids} for ids in tokens(3, 8)]
+    seen = []
+    trainer = trainer_of(model, tmp_path, rows, compute_metrics=lambda prediction: seen.append(prediction) or {})
+    trainer.evaluate()
+    ids = torch.stack([row["input_ids"] for row in rows])
+    assert_close([torch.from_numpy(seen[0].predictions)], [model(ids).logits], 1e-5)

@@ -77,6 +77,9 @@ def test_chunked_loss_and_gradients(chunk_size: int) -> None:
     expected, actual = whole(ids, labels=ids), chunked(ids, labels=ids)
     assert expected.logits is not None
     assert actual.logits is None, "asked for with logits_to_keep"
+    with torch.no_grad():
+        assert_close([chunked(ids, labels=ids).logits], [expected.logits], 1e-5)
+        assert chunked(ids, labels=ids, skip_logits=True).logits is None
     expected.loss.backward()
     actual.loss.backward()
     gradients = [[x.grad for x in m.parameters()] for m in (chunked, whole)]

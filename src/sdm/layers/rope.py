@@ -38,7 +38,7 @@ class Rope:
 
 
 def rotation(position: Tensor, head_dim: int, rope: Rope) -> tuple[Tensor, Tensor]:
-    """Scaled cosine and sine of the angles at the positions [...], each [..., 1, head_dim / 2]: the heads share them."""
+    """Scaled cosine and sine of the angles at the positions [...], each [..., 1, head_dim / 2]; the heads share."""
     # Whole turns are dropped in float64: at position 10^6 the float32 angle itself is off by 0.03.
     dtype = torch.float32 if position.device.type == "mps" else torch.float64
     if rope.frequencies is None:

@@ -89,8 +89,8 @@ class SDMConfig(PreTrainedConfig):
         hidden_act: activation of the MLP; "silu".
         rms_norm_eps: of every RMS norm.
         initializer_range: standard deviation of the weights at initialisation.
-        loss_chunk_size: tokens whose logits are in memory together when the model computes its loss. None computes
-            them all at once and returns them.
+        loss_chunk_size: tokens whose logits are in memory together when a training step computes its loss. None
+            computes them all at once and returns them.
         backend: backend of the ops, see `sdm.ops.available_backends()`.
         use_cache: whether a forward pass without gradients returns a cache.
         tie_word_embeddings: whether the output projection is the embedding.

@@ -28,6 +28,7 @@ from sdm.models.configuration import SDMConfig
 from sdm.models.loss import IGNORED, chunked_cross_entropy, next_token_targets
 from sdm.models.mixers import MIXERS
 from sdm.models.rope import rope_of
+from sdm.models.weight_decay import exempt_from_decay
 
 
 class SDMBlock(GradientCheckpointingLayer):
@@ -101,8 +102,8 @@ class SDMPreTrainedModel(PreTrainedModel):
                 init.copy_(module.query_proj.weight, module.key_proj.weight)
 
     def no_weight_decay(self) -> set[str]:
-        """Names of the parameters that weight decay would harm: norms, biases, decay rates and initial states."""
-        return {name for name, x in self.named_parameters() if x.dim() < 2 or name.endswith("initial_state")}
+        """Names of the parameters that weight decay would harm: norms, biases, gates, decay rates, initial states."""
+        return exempt_from_decay(self)
 
 
 class SDMModel(SDMPreTrainedModel):
@@ -197,9 +198,9 @@ class SDMModel(SDMPreTrainedModel):
         if self.config.rope_parameters == self._rope_parameters:
             return
         self.config.validate_rope()
-        for block in self.layers:
+        for kind, block in zip(self.config.layer_types or (), self.layers, strict=True):
             if isinstance(block.mixer, GatedAttention):
-                block.mixer.rope = rope_of(self.config, block.layer_type)
+                block.mixer.rope = rope_of(self.config, kind)
         self._rope_parameters = copy.deepcopy(self.config.rope_parameters)
 
     def _check_tokens(self, input_ids: Tensor, name: str = "input_ids") -> None:
@@ -250,15 +251,17 @@ class SDMForCausalLM(SDMPreTrainedModel, GenerationMixin):
         logits_to_keep: int | Tensor = 0,
         cu_seqlens: Tensor | None = None,
         num_items_in_batch: Tensor | int | None = None,
+        skip_logits: bool | None = None,
         **extras: Any,
     ) -> CausalLMOutputWithPast:
         """Logits, and the loss if there are labels. The arguments that are not listed are those of `SDMModel`.
 
         Args:
             labels: [B,T], the input_ids again; the model shifts them. -100 is ignored. The loss is computed
-                `config.loss_chunk_size` tokens at a time, and then logits are returned only if logits_to_keep asks
-                for some; with a chunk size of None they all are.
+                `config.loss_chunk_size` tokens at a time.
             logits_to_keep: compute only the last so many logits, or those at these places; 0 computes all.
+            skip_logits: whether to leave out the logits beside a loss. None leaves them out while gradients are
+                recorded, unless logits_to_keep asks for some or the chunk size is None: they are in memory then.
             num_items_in_batch: divides the summed loss instead of the number of labels; `transformers.Trainer` passes
                 it when it accumulates gradients.
         """
@@ -286,8 +289,10 @@ class SDMForCausalLM(SDMPreTrainedModel, GenerationMixin):
             targets = next_token_targets(labels, cu_seqlens)
             size = targets.numel() if chunk_size is None else chunk_size
             loss = chunked_cross_entropy(x, self.lm_head, targets, size, num_items_in_batch)
-        wanted = isinstance(logits_to_keep, Tensor) or logits_to_keep > 0
-        if labels is None or chunk_size is None or wanted:
+        if skip_logits is None:
+            wanted = isinstance(logits_to_keep, Tensor) or logits_to_keep > 0 or chunk_size is None
+            skip_logits = torch.is_grad_enabled() and not wanted
+        if labels is None or not skip_logits:
             logits = self.lm_head(_keep(x, logits_to_keep))
         return CausalLMOutputWithPast(
             loss=loss,  # type: ignore[arg-type]

@@ -1,8 +1,4 @@
-"""AdamW with the groups that this model needs.
-
-Weight decay pulls towards zero. That is right for matrices, and wrong for what has a meaning at another value: norms
-(one), biases, decay rates, and the memory's initial state, which holds content rather than weights.
-"""
+"""AdamW with the groups that this model needs: what is decayed, what is not, and the memory's initial state."""
 
 from __future__ import annotations
 
@@ -12,7 +8,6 @@ from sdm.models import SDMForCausalLM
 from sdm.training.config import OptimConfig
 
 INITIAL_STATE = "initial_state"
-GATES = ("beta_proj.weight", "decay_proj.weight")
 
 
 def make_optimizer(model: SDMForCausalLM, config: OptimConfig) -> torch.optim.AdamW:
@@ -25,7 +20,7 @@ def make_optimizer(model: SDMForCausalLM, config: OptimConfig) -> torch.optim.Ad
         if name.endswith(INITIAL_STATE):
             groups[INITIAL_STATE].append(parameter)
         else:
-            groups["exempt" if name in exempt or name.endswith(GATES) else "decayed"].append(parameter)
+            groups["exempt" if name in exempt else "decayed"].append(parameter)
     initial_lr = config.lr if config.initial_state_lr is None else config.initial_state_lr
     settings = {
         "decayed": (config.lr, config.weight_decay),
