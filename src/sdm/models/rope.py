@@ -26,6 +26,8 @@ _KEYS: dict[str, tuple[set[str], set[str]]] = {
     ),
     "llama3": ({"factor", "original_max_position_embeddings", "low_freq_factor", "high_freq_factor"}, set()),
 }
+# What every type may carry: the length trained on is of use to no type but those that need it.
+_ALWAYS = {"rope_type", "type", "rope_theta", "original_max_position_embeddings"}
 ATTENTION = ("sliding_attention", "full_attention")
 
 
@@ -80,7 +82,7 @@ def _check(layer_type: str, parameters: dict[str, Any], default_theta: float) ->
     required, optional = _KEYS[kind]
     for name in sorted(required - parameters.keys()):
         raise ValueError(f"rope_parameters of type {kind!r} needs {name!r}")
-    for name in sorted(parameters.keys() - required - optional - {"rope_type", "type", "rope_theta"}):
+    for name in sorted(parameters.keys() - required - optional - _ALWAYS):
         raise ValueError(
             f"rope_parameters of type {kind!r} has no {name!r}; it takes {sorted(required | optional | {'rope_theta'})}"
         )
