@@ -68,6 +68,16 @@ def test_loss_is_that_of_the_logits(model: sdm.SDMForCausalLM) -> None:
     assert_close([model(ids, labels=labels).loss], [expected], 1e-6)
 
 
+def test_targets_that_are_shifted_already() -> None:
+    """As context-parallel training gives them: the last token of a piece has a target too."""
+    model, ids, targets = tiny_model(), tokens(2, 12), tokens(2, 12)
+    expected = F.cross_entropy(model(ids).logits.flatten(0, 1), targets.flatten())
+    assert_close([model(ids, labels=ids, shift_labels=targets).loss], [expected], 1e-6)
+    assert_close([model(ids, shift_labels=targets).loss], [expected], 1e-6)
+    with pytest.raises(ValueError, match="shift_labels must be"):
+        model(ids, shift_labels=targets[:, 1:])
+
+
 @pytest.mark.parametrize("chunk_size", [1, 3, 7, 64])
 def test_chunked_loss_and_gradients(chunk_size: int) -> None:
     whole = tiny_model(loss_chunk_size=None)

@@ -282,17 +282,20 @@ class SDMForCausalLM(SDMPreTrainedModel, GenerationMixin):
         x = outputs.last_hidden_state
         loss, logits = None, None
         chunk_size = self.config.loss_chunk_size
-        if labels is not None:
-            if labels.shape != x.shape[:2]:
-                raise ValueError(f"labels must be [B,T] = {list(x.shape[:2])}, got shape {list(labels.shape)}")
-            self.model._check_tokens(labels.masked_fill(labels == IGNORED, 0), "labels")
-            targets = next_token_targets(labels, cu_seqlens)
+        # Targets of sequences cut over ranks. `Trainer` would take a parameter of this name for a required label.
+        shift_labels = extras.get("shift_labels")
+        name, given = ("labels", labels) if shift_labels is None else ("shift_labels", shift_labels)
+        if given is not None:
+            if given.shape != x.shape[:2]:
+                raise ValueError(f"{name} must be [B,T] = {list(x.shape[:2])}, got shape {list(given.shape)}")
+            self.model._check_tokens(given.masked_fill(given == IGNORED, 0), name)
+            targets = next_token_targets(given, cu_seqlens) if shift_labels is None else given
             size = targets.numel() if chunk_size is None else chunk_size
             loss = chunked_cross_entropy(x, self.lm_head, targets, size, num_items_in_batch)
         if skip_logits is None:
             wanted = isinstance(logits_to_keep, Tensor) or logits_to_keep > 0 or chunk_size is None
             skip_logits = torch.is_grad_enabled() and not wanted
-        if labels is None or not skip_logits:
+        if given is None or not skip_logits:
             logits = self.lm_head(_keep(x, logits_to_keep))
         return CausalLMOutputWithPast(
             loss=loss,  # type: ignore[arg-type]
