@@ -191,7 +191,9 @@ def test_copies_and_seeds(stack: str) -> None:
     assert_identical([copy.deepcopy(model)(ids).logits], [model(ids).logits])
     assert list(inspect.signature(model.forward).parameters)[:2] == ["input_ids", "attention_mask"]
     assert all(x.isfinite().all() for x in model.state_dict().values())
-    assert sdm.SDMConfig.from_dict(tiny_config(stack).to_dict()).to_dict() == tiny_config(stack).to_dict()
+    config = tiny_config(stack)
+    assert sdm.SDMConfig.from_dict(config.to_dict()).to_dict() == config.to_dict()
+    assert sdm.SDMConfig(**config.to_diff_dict()).to_dict() == config.to_dict()
 
 
 OPTIONS: dict[str, dict[str, Any]] = {

@@ -157,6 +157,9 @@ class SDMConfig(PreTrainedConfig):
     eos_token_id: int | list[int] | None = None
 
     def __post_init__(self, **kwargs: Any) -> None:
+        # What config.json holds is taken as it is: `SDMConfig(**config.to_diff_dict())`.
+        kwargs = config_file.from_file(kwargs)
+        self.layer_types = kwargs.pop("layer_types", self.layer_types)
         for name in self._unknown(kwargs):
             raise TypeError(f"SDMConfig has no field {name!r}{_nearest(name)}")
         self.derive()
