@@ -55,7 +55,9 @@ def sparse_delta_rule_native(
     if initial_state is not None and (track or initial_state.dtype != torch.bfloat16 or dtype == torch.float64):
         initial_state = initial_state.to(dtype)
     slot_rule = update == "slot"
-    y, final_state, _ = torch.ops.sdm.sparse_delta_rule(
+    given = [x for x in (initial_state, cu_seqlens) if x is not None]
+    run = _forward if goes_past_dispatcher(*tokens, *given) else torch.ops.sdm.sparse_delta_rule
+    y, final_state, _ = run(
         *tokens,
         initial_state,
         num_slots,
@@ -190,7 +192,7 @@ class _Problem(NamedTuple):
     def sequences(self) -> int:
         return self.tokens.value.shape[0] if self.cu_seqlens is None else self.cu_seqlens.numel() - 1
 
-    def check(self, single_step: bool, bfloat16_state: bool) -> None:
+    def check(self, single_step: bool = False, bfloat16_state: bool = True) -> None:
         """The core takes addresses, and anybody can call a registered op: what the public function checks, again."""
         tokens, state = self.tokens, self.initial_state
         check_shapes(tokens, state, self.num_slots, self.cu_seqlens, "delta", single_step)
@@ -205,9 +207,8 @@ class _Problem(NamedTuple):
                 f"write_index and read_index must both be int32 or both int64, got {kinds[0]} and {kinds[1]}"
             )
 
-    def prepared(self, single_step: bool = False, bfloat16_state: bool = True) -> _Problem:
-        """Checked and contiguous, as the core needs it. Keep it alive for as long as `numbers()` are in use."""
-        self.check(single_step, bfloat16_state)
+    def prepared(self) -> _Problem:
+        """Contiguous, as the core needs it. Keep it alive for as long as `numbers()` are in use."""
         cu_seqlens = self.cu_seqlens
         if cu_seqlens is not None:
             cu_seqlens = cu_seqlens.to(torch.int64).contiguous()
@@ -285,6 +286,11 @@ def _forward(*arguments: Any) -> tuple[Tensor, Tensor, Tensor]:
     return y, final_state, error
 
 
+def _checked_forward(*arguments: Any) -> tuple[Tensor, Tensor, Tensor]:
+    _Problem.of(arguments)[0].check()
+    return _forward(*arguments)
+
+
 def _empty_gradients(*arguments: Any) -> tuple[Tensor, ...]:
     problem, (grad_initial, *_) = _Problem.of(arguments[3:])
     floats = [x for x in problem.tokens if x.is_floating_point()]
@@ -297,7 +303,8 @@ def _empty_gradients(*arguments: Any) -> tuple[Tensor, ...]:
 def _backward(*arguments: Any) -> tuple[Tensor, ...]:
     grad_y, grad_final_state, error = arguments[:3]
     problem, (grad_initial, threshold, max_inversions) = _Problem.of(arguments[3:])
-    problem = problem.prepared(bfloat16_state=False)
+    problem.check(bfloat16_state=False)
+    problem = problem.prepared()
     value = problem.tokens.value
     if problem.slot_rule or value.numel() == 0:
         error = None
@@ -329,7 +336,9 @@ def _step(state: Tensor, *arguments: Any) -> Tensor:
     *token, slot_rule = arguments
     check_shape("state", state, (None,) * 4, "[B,H,N,D]")
     check_kernel_state(state)
-    problem = _Problem(Tokens(*token), state, state.shape[2], None, slot_rule).prepared(single_step=True)
+    problem = _Problem(Tokens(*token), state, state.shape[2], None, slot_rule)
+    problem.check(single_step=True)
+    problem = problem.prepared()
     y = torch.empty_like(problem.tokens.value)
     half = state.dtype == torch.bfloat16
     at = state.data_ptr()
@@ -405,7 +414,7 @@ def _register(schema: str, implementation: Any, fake: Any) -> None:
 _register(
     f"sparse_delta_rule({_PROBLEM}, bool output_final_state, bool save_error, float threshold, int max_inversions)"
     " -> (Tensor y, Tensor final_state, Tensor error)",
-    _forward,
+    _checked_forward,
     _empty_outputs,
 )
 _register(
