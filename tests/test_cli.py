@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 import os
 import subprocess
@@ -302,3 +303,20 @@ def test_help_is_quick_and_needs_no_transformers() -> None:
     code = "import sys, sdm.cli; print('transformers' in sys.modules)"
     result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert result.stdout.strip() == "False"
+
+
+def test_names_that_are_not_text_are_printed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    source, output = tmp_path / "text.txt", tmp_path / os.fsdecode(b"\xff")
+    source.write_text("a memory of many slots " * 50)
+    printed = io.BytesIO()
+    monkeypatch.setattr(sys, "stdout", io.TextIOWrapper(printed, encoding="utf-8", errors="strict"))
+    main(["tokenizer", "train", str(source), str(output), "--vocab-size", "260"])
+    sys.stdout.flush()
+    assert printed.getvalue().decode().endswith("\\udcff\n")
+    assert (output / "tokenizer.json").is_file()
+
+
+def test_claims_of_a_configuration_are_refused(run: Path) -> None:
+    path = run / "export" / "config.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | {"vocab_size": 50_000_000}))
+    assert "it has vocab_size = 50000000, they have 97" in refusal("generate", run, "--tokens", 1)

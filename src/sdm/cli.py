@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import contextlib
-import json
+import io
 import math
 import os
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -16,6 +16,7 @@ import tyro
 
 from sdm import __version__
 from sdm.ending import PostponedSignals, ending_with_one_message
+from sdm.files import explained
 
 DESCRIPTION = "Language models with a sparse delta memory. `sdm --version` prints the version."
 # Where a run keeps its model for transformers.
@@ -69,6 +70,7 @@ class Info:
 
         from sdm import ops
         from sdm.analysis.tables import model_table
+        from sdm.models.saved_folder import load_config
 
         if self.context < 0:
             raise ValueError(f"--context must not be negative, got {self.context}")
@@ -106,11 +108,12 @@ class Generate:
         from transformers import TextStreamer
 
         from sdm.models import MemoryState, SDMCache
+        from sdm.models.saved_folder import load_model
 
         self.check_options()
         run = unfinished_run(self.model)
         folder = model_folder(self.model) if run is None else run / "tokenizer"
-        model = load_model(folder) if run is None else restored_model(run)
+        model: Any = load_model(folder) if run is None else restored_model(run)
         tokenizer = None if self.tokens else load_tokenizer(folder)
         resumed = None
         if self.state is not None and self.state.exists():
@@ -267,6 +270,8 @@ COMMANDS: dict[str, Callable[..., Any]] = {
 
 def main(arguments: list[str] | None = None) -> None:
     arguments = sys.argv[1:] if arguments is None else arguments
+    if isinstance(sys.stdout, io.TextIOWrapper):  # a name of a file may not be text; standard error takes it anyway
+        sys.stdout.reconfigure(errors="backslashreplace")
     if arguments == ["--version"]:
         print(f"sdm {__version__}")
         return
@@ -279,15 +284,6 @@ def main(arguments: list[str] | None = None) -> None:
     command = tyro.extras.subcommand_cli_from_dict(COMMANDS, prog="sdm", description=DESCRIPTION, args=arguments)
     with ending_with_one_message():
         command.run()
-
-
-@contextlib.contextmanager
-def explained(attempt: str) -> Iterator[None]:
-    """Say in one line what was attempted when it fails: libraries name the fault alone, in errors of all kinds."""
-    try:
-        yield
-    except Exception as error:
-        raise ValueError(f"{attempt}: {' '.join(str(error).split())}") from error
 
 
 def model_folder(name: str) -> Path:
@@ -314,42 +310,6 @@ def restored_model(run: Path) -> Any:
 
     model, _, step = restore_run(run)
     print(f"{run} is not finished: the model is that of the checkpoint after step {step}", file=sys.stderr)
-    return model.eval()
-
-
-def load_config(folder: Path) -> Any:
-    from sdm.models import SDMConfig
-
-    path = folder / "config.json"
-    with explained(f"cannot load {path}"):
-        fields = json.loads(path.read_text(encoding="utf-8"))
-        found = fields.get("model_type") if isinstance(fields, dict) else None
-        if found != SDMConfig.model_type:
-            raise ValueError(f"not a model of this library; model_type must be {SDMConfig.model_type!r}, got {found!r}")
-        return SDMConfig.from_pretrained(folder)
-
-
-def load_model(folder: Path) -> Any:
-    from transformers.utils import logging
-
-    from sdm.models import SDMForCausalLM
-
-    config = load_config(folder)
-    logging.disable_progress_bar()
-    verbosity = logging.get_verbosity()
-    logging.set_verbosity_error()  # instead of a report of the weights that do not fit there is an error below
-    try:
-        with explained(f"cannot load the weights in {folder}, export or copy them again"):
-            loaded: Any = SDMForCausalLM.from_pretrained(
-                folder, config=config, output_loading_info=True, ignore_mismatched_sizes=True
-            )
-            model, report = loaded
-            for fault in ("missing", "unexpected", "mismatched"):
-                names = sorted(key if isinstance(key, str) else key[0] for key in report[f"{fault}_keys"])
-                if names:
-                    raise ValueError(f"they do not fit config.json; {fault}: {', '.join(names)}")
-    finally:
-        logging.set_verbosity(verbosity)
     return model.eval()
 
 

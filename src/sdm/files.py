@@ -21,6 +21,15 @@ class DamagedFile(ValueError):
     """A file does not hold what it should. The message names it."""
 
 
+@contextlib.contextmanager
+def explained(attempt: str) -> Iterator[None]:
+    """Say in one line what was attempted when it fails: libraries name the fault alone, in errors of all kinds."""
+    try:
+        yield
+    except Exception as error:
+        raise ValueError(f"{attempt}: {' '.join(str(error).split())}") from error
+
+
 def open_regular(path: Path) -> BinaryIO:
     """Open a file to read. Pipes and devices, which may never end or never begin, are an OSError."""
     descriptor = os.open(path, os.O_RDONLY | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_BINARY", 0))

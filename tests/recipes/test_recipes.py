@@ -15,10 +15,12 @@ from processes import stop
 from sdm.cli import main
 from sdm.data import CorpusConfig, MADTaskConfig, MQARTaskConfig, RecallConfig, SyntheticConfig
 from sdm.data.mad import TASKS
+from sdm.files import DamagedFile
 from sdm.models import cost, ladder
 from sdm.models.ladder import LEVELS
 from sdm.recipes import RECIPES, recipe
 from sdm.recipes.command import parse
+from sdm.recipes.ending import ending_with_one_message
 from sdm.recipes.jobs import Job, JobFailed, run_jobs
 from sdm.recipes.long_context import paper_steps
 from sdm.recipes.recall import recall
@@ -266,6 +268,11 @@ def test_damaged_files_of_jobs(tmp_path: Path) -> None:
         (folder / "job.json").write_text(content)
         with pytest.raises(JobFailed, match=r"job\.json is damaged.*delete it to continue"):
             run_jobs([job], tmp_path, 1, lambda newest: None)
+
+
+def test_damaged_files_end_with_one_message() -> None:
+    with pytest.raises(SystemExit, match=r"error: job\.json is damaged"), ending_with_one_message():
+        raise DamagedFile("job.json is damaged")
 
 
 JOBS = """

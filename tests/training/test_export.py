@@ -176,7 +176,7 @@ def test_damaged_models_are_refused(tmp_path: Path) -> None:
     tensors = {name: x for name, x in model.state_dict().items() if name != "model.norm.weight"}
     shutil.rmtree(export)
     model.save_pretrained(export, state_dict=tensors)
-    refused("model.norm.weight is missing")
+    refused("missing: model.norm.weight")
     (export / "model.safetensors").write_bytes(b"rubbish")
     refused("cannot be loaded")
     values = json.loads((export / "config.json").read_text())

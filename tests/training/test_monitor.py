@@ -53,3 +53,14 @@ def test_rewind_mends_the_end(tmp_path: Path, end: str) -> None:
     lines = (tmp_path / "metrics.jsonl").read_text().splitlines()
     assert [json.loads(line)["step"] for line in lines] == [1, 2, 3]
     assert len(read_metrics(tmp_path)) == 3
+
+
+@pytest.mark.parametrize(
+    "line",
+    [b"[" * 100_000, b'{"step": "3"}', b'{"step": null}', b'{"step": NaN}', b'{"step": {}}', b"[1]", b"3", b"\xff"],
+)
+def test_damaged_lines_are_left_out(tmp_path: Path, line: bytes) -> None:
+    (tmp_path / "metrics.jsonl").write_bytes(b'{"step": 1}\n' + line + b'\n{"step": 2}\n')
+    assert read_metrics(tmp_path) == [{"step": 1}, {"step": 2}]
+    Monitor(tmp_path, MonitorConfig(display="none"), 4).rewind(3)
+    assert (tmp_path / "metrics.jsonl").read_bytes() == b'{"step": 1}\n{"step": 2}\n'

@@ -22,6 +22,10 @@ LAYER_TYPES = (*LOCAL_LAYERS, *GLOBAL_LAYERS)
 # What layer_types is derived from.
 _PATTERN = {"num_hidden_layers", "global_layer", "global_layer_interval", "local_layer"}
 
+# Far beyond any model, and small enough that what is counted out from them, layers and divisors, is soon done.
+_LARGEST = {"num_hidden_layers": 10_000, "hidden_size": 2**20}
+_LARGEST_OTHER = 2**40
+
 # What transformers itself hands to a config beside its fields.
 _TRANSFORMERS_KEYS = {
     "attn_implementation",
@@ -257,6 +261,10 @@ class SDMConfig(PreTrainedConfig):
                 continue
             if not isinstance(size, int) or isinstance(size, bool) or size < 1:
                 raise ValueError(f"{name} must be a positive integer, got {size!r}")
+            largest = _LARGEST.get(name, _LARGEST_OTHER)
+            if size > largest:
+                shown = size if size < 2**64 else f"a number of {size.bit_length()} bits"
+                raise ValueError(f"{name} must be at most {largest}, got {shown}")
         if not isinstance(self.short_convolution, int) or self.short_convolution < 0:
             raise ValueError(f"short_convolution must be a number of taps, or 0, got {self.short_convolution!r}")
         for name in ("initializer_range", "initial_state_std"):

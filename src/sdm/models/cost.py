@@ -8,6 +8,7 @@ a training sequence costs in the forward pass.
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -262,6 +263,7 @@ def _delta_flops(written: int, read: int, channels: int) -> int:
     return channels * (5 * written + 2 * read + 2)
 
 
+@functools.cache
 def _selection_flops(side: int, count: int) -> int:
     """Comparisons and additions of a product-key selection, and the softmax over what it selects.
 

@@ -8,13 +8,15 @@ from collections.abc import Iterator
 
 from sdm import ending
 from sdm.data.errors import DataError
+from sdm.files import DamagedFile
 from sdm.training import TrainingError, TrainingStopped
 
 
 @contextlib.contextmanager
 def ending_with_one_message() -> Iterator[None]:
     """As every command, and a run that was stopped with the exit code that it names."""
-    with ending.ending_with_one_message((TrainingError, DataError, OSError), "; the same command continues"):
+    mendable = (TrainingError, DataError, DamagedFile, OSError)
+    with ending.ending_with_one_message(mendable, "; the same command continues"):
         try:
             yield
         except TrainingStopped as stopped:

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from sdm.data.errors import DataError
-from sdm.files import DamagedFile, read_checked_json, read_json, write_checked_json, write_json
+from sdm.files import CHECKSUM, DamagedFile, read_checked_json, read_json, write_checked_json, write_json
 from sdm.recipes.ending import ending_with_one_message
 from sdm.training import TrainConfig, TrainingError
 from sdm.training.config_file import from_json, to_json
@@ -81,7 +81,9 @@ def _description(job: Job) -> dict[str, Any]:
 def _result(folder: Path) -> dict[str, Any] | None:
     """What was measured; None if there is no result, or a damaged one, which is measured again."""
     try:
-        return read_checked_json(folder / RESULT)
+        result = read_json(folder / RESULT)
+        # Those of older versions have no checksum.
+        return read_checked_json(folder / RESULT) if CHECKSUM in result else result
     except (FileNotFoundError, DamagedFile):
         return None
 

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Literal
 
 from sdm.data.config import CorpusConfig
-from sdm.models import SDMConfig
+from sdm.models.saved_folder import load_config
 from sdm.recipes.tiny import tiny_code
 from sdm.training import ModelConfig, ScheduleConfig, TrainConfig, TrainingError
 from sdm.training.config_file import read_config
@@ -64,7 +64,7 @@ def continue_from(default: TrainConfig, init_from: Path, sequence_length: int) -
             data = replace(data, tokenizer=str(exported_folder(init_from)))
         config = replace(config, data=data, init_from=init_from)
     else:
-        found = SDMConfig.from_pretrained(exported_folder(init_from))
+        found = load_config(exported_folder(init_from))
         names = set(ModelConfig.__dataclass_fields__) & set(found.to_dict())
         values = {name: getattr(found, name) for name in names - {"global_layer"}}
         model = ModelConfig(**values | {"layer_types": tuple(found.layer_types or ())})

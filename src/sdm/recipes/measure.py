@@ -11,6 +11,7 @@ from sdm.data.corpus import open_corpus
 from sdm.evaluation.position import document_batches, doubling_edges, nll_by_position
 from sdm.evaluation.recall import recall_accuracy
 from sdm.models import SDMForCausalLM, cost
+from sdm.models.saved_folder import load_model
 from sdm.training import TrainConfig
 from sdm.training.export import EXPORT
 from sdm.training.monitor import read_metrics
@@ -20,7 +21,7 @@ DOCUMENTS = 48  # at most: held-out documents of a whole sequence may be fewer
 
 
 def measure(kind: str, config: TrainConfig, folder: Path) -> dict[str, Any]:
-    model = SDMForCausalLM.from_pretrained(folder / EXPORT).eval()
+    model = load_model(folder / EXPORT)
     metrics = read_metrics(folder)
     result: dict[str, Any] = {
         **_costs(model, 768 if kind == "recall" else 2048),

@@ -2,17 +2,14 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
 import shutil
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 from safetensors import SafetensorError
 from torch import Tensor
-from transformers.utils import logging
 
 from sdm.data.config import CorpusConfig
 from sdm.data.loader import open_data
@@ -20,14 +17,13 @@ from sdm.data.tokenization import Tokenizer, load_tokenizer
 from sdm.files import new_folder
 from sdm.models import SDMConfig, SDMForCausalLM
 from sdm.models.fingerprint import architecture
+from sdm.models.saved_folder import INDEX, WEIGHTS, load_model, no_progress_bar
 from sdm.training.checkpoint import CheckpointStore
 from sdm.training.config_file import read_config
 from sdm.training.errors import TrainingError
 from sdm.training.run_folder import CHECKPOINTS, CONFIG, has_begun, recorded_tokenizer
 
 EXPORT = "export"
-WEIGHTS = "model.safetensors"
-INDEX = "model.safetensors.index.json"  # beside weights that transformers has split
 _WRITTEN = (
     "config.json",
     "generation_config.json",
@@ -48,7 +44,7 @@ def export_model(model: SDMForCausalLM, tokenizer: Tokenizer | None, folder: Pat
         _check_replaceable(path)
         fresh, older = path.with_name(f".{path.name}-new"), path.with_name(f".{path.name}-old")
         shutil.rmtree(fresh, ignore_errors=True)
-        with new_folder(fresh) as temporary, _no_progress_bar():
+        with new_folder(fresh) as temporary, no_progress_bar():
             model.save_pretrained(temporary)
             if tokenizer is not None:
                 tokenizer.save(temporary)
@@ -171,23 +167,6 @@ def _architecture(config: SDMConfig) -> dict[str, Any]:
 
 def _load(folder: Path) -> SDMForCausalLM:
     try:
-        with _no_progress_bar():
-            loaded: Any = SDMForCausalLM.from_pretrained(folder, output_loading_info=True)
-    except (OSError, RuntimeError, SafetensorError, TypeError, ValueError) as error:
+        return load_model(folder)
+    except ValueError as error:
         raise TrainingError(f"init_from: the model in {folder} cannot be loaded: {error}") from error
-    model, found = loaded
-    for name in found["missing_keys"]:  # transformers would draw them at random
-        raise TrainingError(f"init_from: the model in {folder} is not complete: {name} is missing")
-    return model
-
-
-@contextlib.contextmanager
-def _no_progress_bar() -> Iterator[None]:
-    """A run has a display of its own."""
-    enabled = logging.is_progress_bar_enabled()
-    logging.disable_progress_bar()
-    try:
-        yield
-    finally:
-        if enabled:
-            logging.enable_progress_bar()

@@ -9,7 +9,7 @@ from datetime import timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
-from sdm.files import write_bytes
+from sdm.files import parse_json, write_bytes
 from sdm.training.config import MonitorConfig
 from sdm.training.errors import TrainingError
 
@@ -44,10 +44,10 @@ class Monitor:
         """Forget the metrics of steps after `step`: they will be measured again. A last line gets its end."""
         if not self._path.is_file():
             return
-        text = self._path.read_text(encoding="utf-8")
-        kept = "".join(f"{line}\n" for line in text.splitlines() if _step_of(line) <= step)
-        if kept != text:
-            write_bytes(self._path, kept.encode())
+        data = self._path.read_bytes()
+        kept = b"".join(line + b"\n" for line in data.splitlines() if _step_of(line) <= step)
+        if kept != data:
+            write_bytes(self._path, kept)
 
     def log(self, step: int, metrics: Metrics) -> None:
         with self._path.open("a", encoding="utf-8") as file:
@@ -73,10 +73,8 @@ class Monitor:
 def read_metrics(folder: Path) -> list[dict[str, float]]:
     """The lines of a run's metrics.jsonl; a last line that was cut off is left out."""
     path = folder / "metrics.jsonl"
-    if not path.is_file():
-        return []
-    lines = path.read_text(encoding="utf-8").splitlines()
-    return [json.loads(line) for line in lines if _step_of(line) < float("inf")]
+    lines = path.read_bytes().splitlines() if path.is_file() else []
+    return [parse_json(line) for line in lines if _step_of(line) < float("inf")]
 
 
 def make_display(kind: str, name: str, steps: int) -> Display:
@@ -162,11 +160,13 @@ def _summary(metrics: Metrics) -> str:
     return "  ".join(parts)
 
 
-def _step_of(line: str) -> float:
+def _step_of(line: bytes) -> float:
+    """Of a line that cannot be read: infinity."""
     try:
-        return json.loads(line)["step"]
+        step = parse_json(line)["step"]
     except (ValueError, KeyError, TypeError):
-        return float("inf")
+        step = None
+    return step if isinstance(step, (int, float)) else float("inf")
 
 
 def _tensorboard(folder: Path) -> Any:
