@@ -119,7 +119,7 @@ def test_lora(kind: str, tmp_path: Path) -> None:
     cache = sdm.SDMCache(base.config)
     with torch.no_grad():
         model(input_ids=ids, past_key_values=cache)
-    assert len(sdm.MemoryState.from_cache(model, cache)) == 9
+    assert len(sdm.MemoryState.from_cache(model, cache, row=1)) == 9
     model.save_pretrained(tmp_path)
     merged = model.merge_and_unload()
     assert_identical([merged.generate(input_ids=ids, max_new_tokens=4, do_sample=False)], [generated])
