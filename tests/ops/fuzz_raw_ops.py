@@ -43,7 +43,7 @@ def sparse_problem() -> Arguments:
 
 
 def sparse_rule() -> Arguments:
-    plan = {"threshold": 3.0, "max_inversions": 100}
+    plan = {"rounding_limit": 192.0}
     return sparse_problem() | {"output_final_state": random.random() < 0.5, "save_error": random.random() < 0.5} | plan
 
 
@@ -54,7 +54,7 @@ def sparse_backward() -> Arguments:
     final = value.new_ones(sequences, value.shape[2], problem["num_slots"], value.shape[3])
     grads = {"grad_y": torch.randn_like(value), "grad_final_state": random.choice([None, final])}
     error = {"error": torch.randn_like(value)}
-    plan = {"grad_initial": random.random() < 0.5, "threshold": 3.0, "max_inversions": 100}
+    plan = {"grad_initial": random.random() < 0.5, "rounding_limit": 192.0}
     return grads | error | problem | plan
 
 

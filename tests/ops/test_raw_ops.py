@@ -15,7 +15,7 @@ from sdm.ops import available_backends
 
 pytestmark = pytest.mark.skipif("native" not in available_backends(), reason="the compiled core is missing")
 
-PLAN = (False, True, 3.0, 100)
+PLAN = (False, True, 192.0)
 
 
 def test_inconsistent_arguments_raise_or_are_answered_rightly() -> None:
@@ -44,7 +44,7 @@ def test_backward_of_a_bfloat16_state_is_refused() -> None:
     tokens = random_tokens(1, 8, 1, dtype=torch.float32)
     state, grad = torch.zeros(1, 9, 5, dtype=torch.bfloat16), torch.ones_like(tokens.value)
     with pytest.raises(TypeError, match=r"initial_state must be torch\.float32"):
-        torch.ops.sdm.sparse_delta_rule_backward(grad, None, grad, *tokens, state, 9, None, False, True, 3.0, 100)
+        torch.ops.sdm.sparse_delta_rule_backward(grad, None, grad, *tokens, state, 9, None, False, True, 192.0)
 
 
 def test_strided_errors_of_forward_are_read_in_their_order() -> None:
@@ -52,7 +52,7 @@ def test_strided_errors_of_forward_are_read_in_their_order() -> None:
     y, _, error = torch.ops.sdm.sparse_delta_rule(*tokens, None, 9, None, False, *PLAN)
     strided = error.transpose(0, 1).contiguous().transpose(0, 1)
     gradients = [
-        torch.ops.sdm.sparse_delta_rule_backward(y, None, e, *tokens, None, 9, None, False, False, 3.0, 100)
+        torch.ops.sdm.sparse_delta_rule_backward(y, None, e, *tokens, None, 9, None, False, False, 192.0)
         for e in (error, strided)
     ]
     assert all(torch.equal(a, b) for a, b in zip(*gradients, strict=True))

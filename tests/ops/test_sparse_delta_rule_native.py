@@ -25,8 +25,8 @@ from sdm.ops.sparse_delta_rule.native import (
 pytestmark = pytest.mark.skipif("native" not in available_backends(), reason="the compiled core is missing")
 
 UPDATES = ["delta", "slot"]
-SAVE_ALL = {"threshold": -1.0}
-INVERT_ALL = {"threshold": math.inf, "max_inversions": 2**30}
+SAVE_ALL = {"rounding_limit": 0.0}
+INVERT_ALL = {"rounding_limit": math.inf}
 
 
 def native(**options: Any) -> Any:
@@ -82,7 +82,7 @@ def test_every_width_of_slab(update: str, per_write: bool, D: int) -> None:
 
 
 @pytest.mark.parametrize("update", UPDATES)
-@pytest.mark.parametrize("options", [SAVE_ALL, INVERT_ALL, {"threshold": 0.5}, {"max_inversions": 2}])
+@pytest.mark.parametrize("options", [SAVE_ALL, INVERT_ALL, {"rounding_limit": 4.0}, {"rounding_limit": 1e3}])
 def test_the_plan_does_not_change_the_gradient(update: str, options: dict[str, Any]) -> None:
     tokens = random_tokens(2, 60, 2, N=12, D=20, decay=0.1)
     state = torch.randn(2, 12, 20, dtype=torch.float64)
@@ -109,7 +109,8 @@ def test_share_of_saved_rows() -> None:
     tokens = tokens._replace(log_decay=torch.full((1, T, 1), -0.18))
     writes = T * 16
     assert saved_rows(tokens, N) <= 0.07 * writes
-    assert saved_rows(tokens, N, **SAVE_ALL) == writes
+    # The first write to a slot finds it zero, which needs no copy.
+    assert saved_rows(tokens, N, **SAVE_ALL) == writes - tokens.write_index.unique().numel()
     assert saved_rows(tokens, N, **INVERT_ALL) == 0
 
 
@@ -189,7 +190,7 @@ def test_registered_ops_pass_opcheck(update: str) -> None:
     floats = [x.requires_grad_() if x.is_floating_point() else x for x in tokens]
     state = torch.randn(1, 9, 5, requires_grad=True)
     slot = update == "slot"
-    torch.library.opcheck(torch.ops.sdm.sparse_delta_rule, (*floats, state, 9, None, slot, True, not slot, 3.0, 100))
+    torch.library.opcheck(torch.ops.sdm.sparse_delta_rule, (*floats, state, 9, None, slot, True, not slot, 256.0))
     plain = [x.detach()[:, 0] for x in tokens]
     torch.library.opcheck(torch.ops.sdm.sparse_delta_step_, (torch.randn(1, 1, 9, 5), *plain, slot))
 

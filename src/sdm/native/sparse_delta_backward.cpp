@@ -24,6 +24,7 @@ class Backward {
            const SparseDeltaGradients<Real>& grad)
       : in_(in), initial_(initial), plan_(plan), grad_(grad) {
     plan_.error = grad.error;
+    plan_.initial = initial;
   }
 
   void run() {

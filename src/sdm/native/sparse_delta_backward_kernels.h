@@ -179,6 +179,10 @@ SDM_INLINE void backward_slab(const Stream<Real>& stream, const BackwardSlab<Rea
     }
     store_channels<Real, S>(slab.grad_value + at, du, slab.channels);
 
+    // A push that is not finite is never inverted, and must not spoil the copies: 0 times NaN is NaN.
+    Vector<Real> finite = {};
+    for (int v = 0; v < T::V; ++v) finite += u.v[v] - u.v[v];
+    const T undone = horizontal_sum<Real>(finite) == 0 ? u : T{};
     const Real* copy = slab.saved_rows + stream.saved_before[t] * S;
     Vector<Real> decay_lanes = {};
     for (int i = 0; i < W; ++i) {
@@ -191,12 +195,12 @@ SDM_INLINE void backward_slab(const Stream<Real>& stream, const BackwardSlab<Rea
       const Real* from = sources[how];
       copy += (restore[i] == Restore::kCopy) * S;
       const Real inverted = inverse[PerWrite ? i : 0];
-      const Real scales[3] = {inverted, Real(1), Real(1)}, undos[3] = {inverted, Real(0), Real(0)};
-      const Vector<Real> grow = broadcast<Real>(scales[how]), undo = broadcast<Real>(push[i] * undos[how]);
+      const Real scales[3] = {inverted, Real(1), Real(1)}, undos[3] = {push[i] * inverted, Real(0), Real(0)};
+      const Vector<Real> grow = broadcast<Real>(scales[how]), undo = broadcast<Real>(undos[how]);
       const Vector<Real> f = broadcast<Real>(factor[PerWrite ? i : 0]), k = broadcast<Real>(push[i]);
       Vector<Real> dot = {}, factor_dot = {};
       for (int v = 0; v < T::V; ++v) {
-        const Vector<Real> before = grow * load(from + v * L) - undo * u.v[v];
+        const Vector<Real> before = grow * load(from + v * L) - undo * undone.v[v];
         Vector<Real> g = load(gradient + v * L);
         if constexpr (Retrieves) {
           dot += before * dr.v[v];

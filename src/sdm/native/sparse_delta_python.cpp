@@ -37,13 +37,6 @@ SparseDeltaInputs<Real> checked_inputs(int threads, int64_t sequences, int64_t t
           real(write_weight), real(value),        real(beta),  real(log_decay), real(read_weight)};
 }
 
-template <class Real>
-InversionPlan<Real> plan_of(double threshold, int64_t max_inversions) {
-  InversionPlan<Real> plan = {threshold, max_inversions};
-  if (std::isinf(threshold)) plan.outlier = std::numeric_limits<float>::infinity();
-  return plan;
-}
-
 }  // namespace
 
 void sparse_delta_rule_forward(bool is_double, int threads, int64_t sequences, int64_t tokens, int64_t heads,
@@ -71,9 +64,9 @@ void sparse_delta_rule_backward(bool is_double, int threads, int64_t sequences, 
                                    const void* write_index, const void* write_weight, const void* value,
                                    const void* beta, const void* log_decay, const void* read_index,
                                    const void* read_weight, const void* initial, bool initial_per_sequence,
-                                   double threshold, int64_t max_inversions, const void* error, const void* grad_y,
-                                   const void* grad_final, void* grad_write_weight, void* grad_value, void* grad_beta,
-                                   void* grad_log_decay, void* grad_read_weight, void* grad_initial) {
+                                   double rounding_limit, const void* error, const void* grad_y, const void* grad_final,
+                                   void* grad_write_weight, void* grad_value, void* grad_beta, void* grad_log_decay,
+                                   void* grad_read_weight, void* grad_initial) {
   const auto run = [&](auto zero) {
     using Real = decltype(zero);
     const auto in = checked_inputs<Real>(threads, sequences, tokens, heads, slots, channels, writes, reads, wide_index,
@@ -83,7 +76,7 @@ void sparse_delta_rule_backward(bool is_double, int threads, int64_t sequences, 
     const auto real = [](void* data) { return static_cast<Real*>(data); };
     const auto constant = [](const void* data) { return static_cast<const Real*>(data); };
     sparse_delta_backward<Real>(
-        in, {initial, false, initial_per_sequence}, plan_of<Real>(threshold, max_inversions),
+        in, {initial, false, initial_per_sequence}, {rounding_limit},
         {constant(error), constant(grad_y), constant(grad_final), real(grad_write_weight), real(grad_value),
          real(grad_beta), real(grad_log_decay), real(grad_read_weight), real(grad_initial)});
   };
@@ -95,17 +88,18 @@ int64_t sparse_delta_rule_saved_rows(bool is_double, int threads, int64_t sequen
                                      bool decay_per_write, bool slot_rule, const int64_t* cu_seqlens,
                                      const void* write_index, const void* write_weight, const void* value,
                                      const void* beta, const void* log_decay, const void* read_index,
-                                     const void* read_weight, double threshold, int64_t max_inversions,
-                                     const void* error) {
+                                     const void* read_weight, const void* initial, bool initial_per_sequence,
+                                     double rounding_limit, const void* error) {
   const auto run = [&](auto zero) {
     using Real = decltype(zero);
     const auto in = checked_inputs<Real>(threads, sequences, tokens, heads, slots, channels, writes, reads, wide_index,
                                          decay_per_write, slot_rule, cu_seqlens, write_index, write_weight, value, beta,
                                          log_decay, read_index, read_weight);
-    auto plan = plan_of<Real>(threshold, max_inversions);
+    InversionPlan<Real> plan = {rounding_limit};
+    plan.initial = {initial, false, initial_per_sequence};
     plan.error = static_cast<const Real*>(error);
     int64_t saved = 0;
-    for (const auto& prepared : prepare(in, 0, in.streams(), Rows::kOwn, false, &plan)) saved += prepared.saved_count;
+    for (const auto& prepared : prepare(in, 0, in.streams(), Rows::kOwn, !initial, &plan)) saved += prepared.saved_count;
     return saved;
   };
   return is_double ? run(double{}) : run(float{});

@@ -9,6 +9,7 @@
 #include <string>
 
 #include "parallel.h"
+#include "sparse_delta_plan.h"
 
 namespace sdm {
 namespace {
@@ -83,14 +84,20 @@ struct Filled {
   Real* inverse;
   Real* push;
   Restore* restore;  // null in the forward pass
-  float* size;       // [tokens] the largest entry of what a token pushes, its weights aside; null in the forward pass
+  Real* size;        // [tokens] the magnitudes of what a token pushes, its weights aside, added up; null in the forward pass
 };
 
 template <class Real>
-float largest(const Real* from, int64_t count) {
-  Real most = 0;
-  for (int64_t c = 0; c < count; ++c) most = std::max(most, std::abs(from[c]));
-  return static_cast<float>(most);
+Real size_of(const Real* from, int64_t count) {
+  constexpr int kSideBySide = 16;
+  Real sums[kSideBySide] = {}, sum = 0;
+  int64_t c = 0;
+  for (; c + kSideBySide <= count; c += kSideBySide) {
+    for (int n = 0; n < kSideBySide; ++n) sums[n] += std::abs(from[c + n]);
+  }
+  for (; c < count; ++c) sum += std::abs(from[c]);
+  for (const Real x : sums) sum += x;
+  return sum;
 }
 
 template <class Real, class Index>
@@ -145,7 +152,7 @@ void fill(const SparseDeltaInputs<Real>& in, const PreparedStream<Real>& prepare
       const int32_t factors = in.slot_rule ? W : gates;
       for (int32_t i = 0; i < factors; ++i) out.inverse[t * factors + i] = 1 / out.factor[t * factors + i];
       const Real* pushed = (in.slot_rule ? in.value : plan->error) + cell * in.channels;
-      out.size[t] = static_cast<float>(std::abs(in.beta[cell])) * largest(pushed, in.channels);
+      out.size[t] = (in.slot_rule ? Real(1) : std::abs(in.beta[cell])) * size_of(pushed, in.channels);
     }
   }
 }
@@ -279,62 +286,6 @@ class RowNumbering {
   int32_t next_ = kZeroRow + 1, born_ = 0, left_ = 0, kept_ = 0;
 };
 
-// The geometric mean over the tokens that push at all.
-float typical_size(const float* size, int64_t tokens) {
-  double sum = 0;
-  int64_t count = 0;
-  for (int64_t t = 0; t < tokens; ++t) {
-    if (!(size[t] > 0 && std::isfinite(size[t]))) continue;
-    sum += std::log(size[t]);
-    ++count;
-  }
-  return count ? static_cast<float>(std::exp(sum / static_cast<double>(count))) : 0;
-}
-
-// Decides which old rows are copied; RowNumbering has marked those that are known to be zero.
-template <class Real>
-void plan_inversions(PreparedStream<Real>& prepared, const Filled<Real>& filled, const InversionPlan<Real>& plan) {
-  const Stream<Real>& stream = prepared.stream;
-  const int32_t W = stream.writes;
-  Restore* restore = filled.restore;
-  auto* saved_before = allocate<int64_t>(prepared, stream.tokens + 1);
-  struct Risk {
-    float amplification;  // log of it, since the last copy
-    int32_t inversions;
-    float size;  // of the token that made the last copy
-  };
-  const float typical = typical_size(filled.size, stream.tokens);
-  Scratch risks(static_cast<std::size_t>(prepared.row_count) * sizeof(Risk));
-  Risk* risk = risks.as<Risk>();
-  const float threshold = static_cast<float>(plan.threshold);
-  int64_t count = 0;
-  for (int64_t t = 0; t < stream.tokens; ++t) {
-    saved_before[t] = count;
-    for (int32_t n = stream.born_before[t]; n < stream.born_before[t + 1]; ++n) risk[stream.born_row[n]] = {0, 0, 0};
-    float cost = 0;
-    if (!stream.factor_per_write) cost = -static_cast<float>(std::log(std::abs(stream.factor[t])));
-    for (int32_t i = 0; i < W; ++i) {
-      if (restore[t * W + i] == Restore::kZero) continue;
-      if (stream.factor_per_write) {
-        cost = -static_cast<float>(std::log(std::abs(stream.factor[t * W + i])));
-      }
-      Risk& row = risk[stream.write_row[t * W + i]];
-      // A factor above 1 (the slot rule has them) is no credit: what it gains is lost to the rounding of the larger row.
-      const float total = row.amplification + std::max(cost, 0.0f);
-      const bool outlier = filled.size[t] > plan.outlier * std::max(row.size, typical);
-      const bool save = total > threshold || row.inversions >= plan.max_inversions || outlier;
-      row.amplification = save ? 0 : total;
-      row.inversions = save ? 0 : row.inversions + 1;
-      if (save) row.size = std::max(row.size, filled.size[t]);
-      restore[t * W + i] = save ? Restore::kCopy : Restore::kInvert;
-      count += save;
-    }
-  }
-  saved_before[stream.tokens] = count;
-  prepared.saved_count = count;
-  prepared.stream.saved_before = saved_before;
-}
-
 }  // namespace
 
 template <class Real>
@@ -375,7 +326,7 @@ std::vector<PreparedStream<Real>> prepare(const SparseDeltaInputs<Real>& in, int
     out.inverse = plan ? allocate<Real>(prepared, factors) : nullptr;
     out.restore = plan ? allocate<Restore>(prepared, tokens * W) : nullptr;
     out.push = in.slot_rule ? allocate<Real>(prepared, tokens * W) : nullptr;
-    out.size = plan ? allocate<float>(prepared, tokens) : nullptr;
+    out.size = plan ? allocate<Real>(prepared, tokens) : nullptr;
     Stream<Real>& stream = prepared.stream;
     stream = {};
     stream.tokens = tokens;
@@ -408,7 +359,11 @@ std::vector<PreparedStream<Real>> prepare(const SparseDeltaInputs<Real>& in, int
   if (rows == Rows::kSlots) return set;
   parallel_for(count, in.threads, [&](int64_t n) {
     RowNumbering<Real>(set[n], filled[n], in.slots, rows == Rows::kRecycled, starts_at_zero).run();
-    if (plan) plan_inversions(set[n], filled[n], *plan);
+    if (!plan) return;
+    Stream<Real>& stream = set[n].stream;
+    auto* saved_before = allocate<int64_t>(set[n], stream.tokens + 1);
+    set[n].saved_count = InversionPlanner<Real>(in, set[n], *plan, filled[n].size).run(filled[n].restore, saved_before);
+    stream.saved_before = saved_before;
   });
   return set;
 }

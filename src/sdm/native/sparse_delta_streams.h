@@ -38,17 +38,14 @@ struct SparseDeltaInputs {
   int64_t most_rows() const;
 };
 
-// Which old rows backward copies instead of recovering them by inverting the write. Inverting amplifies the rounding
-// of a row by 1 / |factor|, so a slot's row is copied when the product of these since its last copy would pass
-// exp(threshold), or after max_inversions inversions. It also leaves the rounding of what was pushed, so a row is copied
-// when a token pushes more than `outlier` times what is typical. threshold < 0 copies every row; infinity, with a huge
-// max_inversions and outlier, copies none. Tables larger than table_bytes recycle their rows.
+// Which old rows backward copies instead of recovering them by inverting the write: those where inverting could leave a
+// row with more than rounding_limit units of rounding, relative to what it holds. 0 copies every row, infinity none that
+// can be inverted at all. Tables larger than table_bytes recycle their rows.
 template <class Real>
 struct InversionPlan {
-  double threshold;
-  int64_t max_inversions;
+  double rounding_limit;
   int64_t table_bytes = int64_t{10} << 20;
-  float outlier = 32;
+  InitialState initial = {};
   const Real* error = nullptr;  // [.., H, D] value - retrieved of the forward pass; the slot rule does without
 };
 

@@ -22,6 +22,7 @@ from torch import Tensor
 
 from sdm.ops.checks import check_decay, document_bounds
 from sdm.ops.gated_delta_rule.inputs import Tokens
+from sdm.ops.gated_delta_rule.reference import gated_delta_rule_reference
 
 CHUNK = 64
 
@@ -29,8 +30,19 @@ CHUNK = 64
 def gated_delta_rule_chunked(
     tokens: Tokens, initial_state: Tensor, cu_seqlens: Tensor | None, chunk: int = CHUNK
 ) -> tuple[Tensor, Tensor]:
-    """Floats in one dtype, initial_state [S,H,K,D]. Returns the output [B,T,H,D] and the final state [S,H,K,D]."""
+    """Floats in one dtype, initial_state [S,H,K,D]. Returns the output [B,T,H,D] and the final state [S,H,K,D].
+
+    Products of whole matrices spread an infinity or NaN to tokens of its chunk that never meet it, since 0 times NaN is
+    NaN, in backward too: such a call runs token by token. A traced graph has no values to look at.
+    """
     check_decay(tokens.log_decay)
+    y, state = _run_chunks(tokens, initial_state, cu_seqlens, chunk)
+    if not torch.compiler.is_compiling() and not bool((y.detach().sum() + state.detach().sum()).isfinite()):
+        return gated_delta_rule_reference(tokens, initial_state, cu_seqlens)
+    return y, state
+
+
+def _run_chunks(tokens: Tokens, initial_state: Tensor, cu_seqlens: Tensor | None, chunk: int) -> tuple[Tensor, Tensor]:
     time = tokens.value.shape[1]
     chunk = min(chunk, max(time, 1))
     if cu_seqlens is None:

@@ -163,6 +163,36 @@ def _run_chunk(
     return rows_UD.index_copy(0, written_L, kept_LD + added_LD), output_GCD
 
 
+def _run_tokens(
+    addresses: Addresses,
+    update: str,
+    rows_UD: Tensor,
+    write_weight_GCW: Tensor,
+    value_GCD: Tensor,
+    beta_GC: Tensor,
+    log_decay_GCW: Tensor,
+    read_weight_GCR: Tensor,
+) -> tuple[Tensor, Tensor]:
+    """The same, one token after the other, for chunks with an infinity or NaN: products of whole matrices would
+    spread it to tokens that never meet it, since 0 times NaN is NaN."""
+    outputs = []
+    for c in range(value_GCD.shape[1]):
+        write_row_GW = addresses.write_row_GCW[:, c]
+        weight_GW1, beta_G11 = write_weight_GCW[:, c, :, None], beta_GC[:, c, None, None]
+        decayed_GWD = log_decay_GCW[:, c, :, None].exp() * _take(rows_UD, write_row_GW)
+        held_GWD = (weight_GW1 * decayed_GWD).sum(1, keepdim=True) if update == "delta" else decayed_GWD
+        written_GWD = decayed_GWD + weight_GW1 * (beta_G11 * (value_GCD[:, c, None] - held_GWD))
+        rows_UD = rows_UD.index_copy(0, write_row_GW.flatten(), written_GWD.flatten(0, 1))
+        read_GRD = _take(rows_UD, addresses.read_row_GCR[:, c])
+        outputs.append((read_weight_GCR[:, c, :, None] * read_GRD).sum(1))
+    return rows_UD, torch.stack(outputs, dim=1)
+
+
+def _finite(*tensors: Tensor) -> bool:
+    """Whether all entries are; False also where their sum is too large."""
+    return all(bool(x.sum().isfinite()) for x in tensors)
+
+
 def _take(x: Tensor, index: Tensor) -> Tensor:
     """x[index] along the first axis, by index_select: its backward adds in a fixed order, that of x[index] does not."""
     return x.index_select(0, index.flatten()).view(*index.shape, *x.shape[1:])
@@ -238,7 +268,10 @@ def _forward(
     flat_output = output.view(-1, value.shape[-1])
     for chunk in sequences.chunks:
         addresses, floats = sequences.cut(chunk)
-        rows, output_GCD = _run_chunk(addresses, update, table[addresses.slots_U], *floats)
+        old_rows = table[addresses.slots_U]
+        rows, output_GCD = _run_chunk(addresses, update, old_rows, *floats)
+        if not _finite(rows, output_GCD):
+            rows, output_GCD = _run_tokens(addresses, update, old_rows, *floats)
         table[addresses.slots_U] = rows
         flat_output[chunk.position_GC[chunk.valid_GC]] = output_GCD[chunk.valid_GC]
     return output, state
@@ -269,9 +302,13 @@ def _backward(
     for chunk in sequences.chunks:
         addresses, floats = sequences.cut(chunk)
         rows = state[addresses.slots_U]
-        new_rows, _ = _run_chunk(addresses, update, rows, *floats)
+        run = _run_chunk
+        new_rows, output_GCD = run(addresses, update, rows, *floats)
+        if not _finite(new_rows, output_GCD):
+            run = _run_tokens
+            new_rows, _ = run(addresses, update, rows, *floats)
         written = addresses.write_row_GCW.unique()
-        overwritten.append((addresses.slots_U[written], rows[written]))
+        overwritten.append((addresses.slots_U[written], rows[written], run))
         state[addresses.slots_U] = new_rows
 
     grad_state = grad_state.clone(memory_format=torch.contiguous_format)
@@ -279,14 +316,15 @@ def _backward(
     flat_grad_output = grad_output.reshape(-1, channels)
     grads = [torch.zeros_like(x) for x in (sequences.flat[i] for i in (1, 2, 3, 4, 6))]
     for chunk in reversed(sequences.chunks):
-        slots, rows = overwritten.pop()
+        slots, rows, run = overwritten.pop()
         state[slots] = rows
         addresses, floats = sequences.cut(chunk)
-        pullback = torch.func.vjp(functools.partial(_run_chunk, addresses, update), state[addresses.slots_U], *floats)[
-            1
-        ]
         grad_output_GCD = flat_grad_output[chunk.position_GC].masked_fill(~chunk.valid_GC[..., None], 0)
-        grad_rows, *chunk_grads = pullback((grad_table[addresses.slots_U], grad_output_GCD))
+        grad_rows = grad_table[addresses.slots_U]
+        if not _finite(grad_rows, grad_output_GCD):
+            run = _run_tokens
+        pullback = torch.func.vjp(functools.partial(run, addresses, update), state[addresses.slots_U], *floats)[1]
+        grad_rows, *chunk_grads = pullback((grad_rows, grad_output_GCD))
         grad_table[addresses.slots_U] = grad_rows
         position = chunk.position_GC[chunk.valid_GC]
         for grad, chunk_grad in zip(grads, chunk_grads, strict=True):

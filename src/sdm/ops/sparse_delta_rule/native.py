@@ -4,7 +4,8 @@
 documents of a packed batch of one).
 
 Backward keeps the inputs and the error `v - retrieved` [B,T,H,D], nothing of the memory: it runs the writes again to
-reach the final memory, copying the few old rows that its plan names, and then walks back by inverting writes.
+reach the final memory, copying the few old rows that inverting would not bring back, and then walks back by inverting
+the other writes.
 """
 
 from __future__ import annotations
@@ -26,9 +27,9 @@ from sdm.ops.checks import (
 )
 from sdm.ops.sparse_delta_rule.inputs import Tokens, check_shapes
 
-# A copied row costs memory traffic, an inverted one up to exp(threshold) units of rounding; see the README of this op.
-INVERSION_THRESHOLD = 3.0
-MAX_INVERSIONS = 1024
+# How many units of rounding a row of the memory may take up in backward, relative to its size, before it is copied
+# instead of recovered by inversion; see the README of this op.
+ROUNDING_LIMIT = 192.0
 
 
 def sparse_delta_rule_native(
@@ -38,13 +39,12 @@ def sparse_delta_rule_native(
     cu_seqlens: Tensor | None = None,
     update: str = "delta",
     output_final_state: bool = True,
-    threshold: float = INVERSION_THRESHOLD,
-    max_inversions: int = MAX_INVERSIONS,
+    rounding_limit: float = ROUNDING_LIMIT,
 ) -> tuple[Tensor, Tensor]:
     """y [B,T,H,D] in the dtype of the values, and the final state [S,H,N,D] (empty unless asked for).
 
-    Computes in float64 if the values are float64, else in float32. `threshold` < 0 makes backward copy every old row,
-    infinity (with a huge `max_inversions`) none.
+    Computes in float64 if the values are float64, else in float32. A `rounding_limit` of 0 makes backward copy every
+    old row, infinity none that can be inverted at all.
     """
     value_dtype = tokens.value.dtype
     dtype = torch.float64 if value_dtype == torch.float64 else torch.float32
@@ -65,8 +65,7 @@ def sparse_delta_rule_native(
         slot_rule,
         output_final_state,
         track and not slot_rule,
-        threshold,
-        max_inversions,
+        rounding_limit,
     )
     return y.to(value_dtype), final_state
 
@@ -151,17 +150,18 @@ def take_usual_step_(state: Tensor, tokens: Tokens, slot_rule: bool) -> Tensor:
 def saved_rows(
     tokens: Tokens,
     num_slots: int,
+    initial_state: Tensor | None = None,
     update: str = "delta",
-    threshold: float = INVERSION_THRESHOLD,
-    max_inversions: int = MAX_INVERSIONS,
+    rounding_limit: float = ROUNDING_LIMIT,
 ) -> int:
     """How many of the B*T*H*W old rows backward copies instead of recovering them by inversion."""
     slot_rule = update == "slot"
-    problem = _Problem(_kernel_types(tokens, compute_dtype(*tokens)), None, num_slots, None, slot_rule).prepared()
+    tokens = _kernel_types(tokens, compute_dtype(*tokens))
+    problem = _Problem(tokens, initial_state, num_slots, None, slot_rule).prepared()
     with torch.no_grad():
         _, _, error = _forward(*problem.tokens, *problem[1:], False, not slot_rule)
     return require_core().sparse_delta_rule_saved_rows(
-        *problem.numbers(), threshold, max_inversions, _pointer(None if slot_rule else error)
+        *problem.numbers(), *problem.initial_numbers(), rounding_limit, _pointer(None if slot_rule else error)
     )
 
 
@@ -302,7 +302,7 @@ def _empty_gradients(*arguments: Any) -> tuple[Tensor, ...]:
 
 def _backward(*arguments: Any) -> tuple[Tensor, ...]:
     grad_y, grad_final_state, error = arguments[:3]
-    problem, (grad_initial, threshold, max_inversions) = _Problem.of(arguments[3:])
+    problem, (grad_initial, rounding_limit) = _Problem.of(arguments[3:])
     problem.check(bfloat16_state=False)
     problem = problem.prepared()
     value = problem.tokens.value
@@ -321,8 +321,7 @@ def _backward(*arguments: Any) -> tuple[Tensor, ...]:
     require_core().sparse_delta_rule_backward(
         *problem.numbers(),
         *problem.initial_numbers(),
-        threshold,
-        max_inversions,
+        rounding_limit,
         _pointer(error),
         grad_y.data_ptr(),
         _pointer(grad_final_state),
@@ -382,7 +381,7 @@ def _gradients(ctx: Any, grad_y: Tensor | None, grad_final_state: Tensor | None,
         *plan,
     )
     grads = (None, write_weight, value, beta, log_decay, None, read_weight, initial if grad_initial else None)
-    return *grads, *(None,) * 7
+    return *grads, *(None,) * 6
 
 
 def _second_gradients(ctx: Any, *grads: Tensor) -> None:
@@ -412,14 +411,14 @@ def _register(schema: str, implementation: Any, fake: Any) -> None:
 
 
 _register(
-    f"sparse_delta_rule({_PROBLEM}, bool output_final_state, bool save_error, float threshold, int max_inversions)"
+    f"sparse_delta_rule({_PROBLEM}, bool output_final_state, bool save_error, float rounding_limit)"
     " -> (Tensor y, Tensor final_state, Tensor error)",
     _checked_forward,
     _empty_outputs,
 )
 _register(
     f"sparse_delta_rule_backward(Tensor? grad_y, Tensor? grad_final_state, Tensor error, {_PROBLEM}, "
-    "bool grad_initial, float threshold, int max_inversions) -> (Tensor, Tensor, Tensor, Tensor, Tensor, Tensor)",
+    "bool grad_initial, float rounding_limit) -> (Tensor, Tensor, Tensor, Tensor, Tensor, Tensor)",
     _backward,
     _empty_gradients,
 )
