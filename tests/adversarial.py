@@ -33,6 +33,8 @@ def scales(size: int, decades: float) -> Tensor:
     """[size] powers of ten in runs of random length: a quiet stretch, then a loud one."""
     length = int(torch.randint(1, 40, ()))
     levels = 10 ** (decades * (2 * torch.rand(size // length + 1, dtype=torch.float64) - 1))
+    if torch.rand(()) < 0.5:  # most are ordinary, a few quiet or loud
+        levels[torch.rand(levels.shape) < 0.8] = 1
     return levels.repeat_interleave(length)[:size]
 
 
@@ -47,12 +49,14 @@ def draw_configuration(seed: int) -> Configuration:
     W = int(one_of(1, 2, 8))
     N = int(one_of(8, 24, 64))
     update = "slot" if one_of(0, 0, 1) else "delta"
-    tokens = random_tokens(1, T, 1, W=W, R=8, N=N, D=D, decay=one_of(0, 0.001, 0.1, 1, 8), per_write=one_of(0, 1) == 1)
+    tokens = random_tokens(
+        1, T, 1, W=W, R=8, N=N, D=D, decay=one_of(0, 0.001, 0.02, 0.2, 8), per_write=one_of(0, 1) == 1
+    )
     over_time = scales(T, one_of(0, 2, 8))[None, :, None]
     tokens.value.mul_(over_time[..., None])
     tokens.beta.mul_(torch.minimum(scales(T, one_of(0, 3, 8))[None, :, None], torch.ones(())))
     if one_of(0, 1):
-        tokens.beta[:, ::10] = 10 ** -one_of(1, 3, 5, 7)
+        tokens.beta[:, :20] = tokens.beta[:, ::10] = 10 ** -one_of(1, 3, 5, 7)
     if one_of(0, 1) and W > 1:
         tokens.write_weight.copy_((8 * torch.randn_like(tokens.write_weight)).softmax(-1))
     state = torch.randn(1, N, D, dtype=torch.float64) * scales(N, one_of(0, 2, 8))[:, None] * one_of(0, 1e-8, 0.002, 1)

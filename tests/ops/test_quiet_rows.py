@@ -54,12 +54,8 @@ def test_the_search_sees_what_inverting_everything_loses() -> None:
 
 def check(seed: int) -> None:
     configuration = draw_configuration(seed)
-    expected = expected_gradients(configuration)
-    # Copying every row shows that the configuration is one that float32 can do, so that only the plan is measured.
-    copied = block_errors(gradients(configuration, native(rounding_limit=0.0), torch.float32), expected)
-    assert copied.max() <= TOLERANCE / 10, f"seed {seed} measures float32: {copied.max():.2g}"
-    planned = block_errors(gradients(configuration, native(), torch.float32), expected)
-    assert planned.max() <= TOLERANCE, f"seed {seed}: {planned.max():.2g}"
+    errors = block_errors(gradients(configuration, native(), torch.float32), expected_gradients(configuration))
+    assert errors.max() <= TOLERANCE, f"seed {seed}: {dict(zip(NAMES, errors.amax(1).tolist(), strict=True))}"
 
 
 @pytest.mark.parametrize("seed", range(12))

@@ -58,6 +58,7 @@ class InversionPlanner {
       const Real* factor = stream_.factor + (stream_.factor_per_write ? t * W : t);
       for (int32_t i = 0; i < W; ++i) {
         Row& row = rows_[stream_.write_row[t * W + i]];
+        if (t + 1 < stream_.tokens) __builtin_prefetch(&rows_[stream_.write_row[(t + 1) * W + i]], 1, 3);
         const Real f = factor[stream_.factor_per_write ? i : 0];
         const bool invert = allows(row, std::abs(f), std::abs(push[i]) * size_[t]);
         if (restore[t * W + i] != Restore::kZero) {
@@ -72,10 +73,11 @@ class InversionPlanner {
   }
 
  private:
-  static constexpr int kProbes = 16, kPiece = 4;  // channels looked at, and how many of them are neighbours
+  static constexpr int kProbes = 12, kPiece = 4;  // channels looked at, and how many of them are neighbours
   static constexpr int64_t kTokensAhead = 3;
 
-  struct Row {
+  // In float32, one cache line.
+  struct alignas(64) Row {
     Real probes[kProbes];
     Real size, allowance;
   };
