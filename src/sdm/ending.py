@@ -10,8 +10,13 @@ import threading
 from collections.abc import Callable, Iterator
 from types import FrameType
 
+from sdm.errors import UserError
+
 # Not all systems have SIGHUP, which says that the terminal was closed.
 SIGNALS = [getattr(signal, name) for name in ("SIGTERM", "SIGINT", "SIGHUP") if hasattr(signal, name)]
+
+
+CONTINUES = "; the same command continues"
 
 
 class Interrupted(KeyboardInterrupt):
@@ -22,24 +27,31 @@ class Interrupted(KeyboardInterrupt):
         self.exit_code = 128 + number
 
 
-@contextlib.contextmanager
-def ending_with_one_message(
-    errors: tuple[type[Exception], ...] = (OSError, ValueError), advice: str = ""
-) -> Iterator[None]:
-    """Errors that a user can mend and signals end the process without a traceback; SDM_TRACEBACK=1 shows errors'.
+class Stopped(RuntimeError):
+    """Work ended before its time; the message says why, and where it continues from."""
 
-    `advice` follows what is said of a signal.
-    """
+    def __init__(self, message: str, exit_code: int = 1) -> None:
+        super().__init__(message)
+        self.exit_code = exit_code
+
+
+@contextlib.contextmanager
+def ending_with_one_message(advice: str = "") -> Iterator[None]:
+    """Errors that a user can mend, signals and stops end the process without a traceback; SDM_TRACEBACK=1 shows
+    errors'. `advice` follows what is said of a signal."""
     try:
         with _signals_raise():
             yield
-    except errors as error:
+    except (UserError, OSError) as error:
         if os.environ.get("SDM_TRACEBACK") == "1":
             raise
         raise SystemExit(f"error: {error}") from error
     except Interrupted as interrupted:
         print(f"stopped: {interrupted}{advice}", file=sys.stderr)
         raise SystemExit(interrupted.exit_code) from interrupted
+    except Stopped as stopped:
+        print(f"stopped: {stopped}", file=sys.stderr)
+        raise SystemExit(stopped.exit_code) from stopped
 
 
 @contextlib.contextmanager

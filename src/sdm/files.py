@@ -13,11 +13,13 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, BinaryIO
 
+from sdm.errors import UserError
+
 CHECKSUM = "sha256"
 LARGEST_JSON = 2**28  # bytes; the largest tokenizers are a tenth of that
 
 
-class DamagedFile(ValueError):
+class DamagedFile(UserError):
     """A file does not hold what it should. The message names it."""
 
 
@@ -27,7 +29,7 @@ def explained(attempt: str) -> Iterator[None]:
     try:
         yield
     except Exception as error:
-        raise ValueError(f"{attempt}: {' '.join(str(error).split())}") from error
+        raise UserError(f"{attempt}: {' '.join(str(error).split())}") from error
 
 
 def open_regular(path: Path) -> BinaryIO:

@@ -5,8 +5,10 @@ from __future__ import annotations
 import importlib
 from types import ModuleType
 
+from sdm.errors import UserError
 
-class DataError(ValueError):
+
+class DataError(UserError):
     """Something is wrong with a source, a tokenizer, a cache of tokens or a setting; the message says what to do."""
 
 

@@ -1,4 +1,4 @@
-"""Recipes: functions that return the full configuration of a run. `sdm train NAME` runs one."""
+"""Recipes: functions with typed parameters that return the full configuration of a run. `sdm train NAME` runs one."""
 
 from sdm.recipes.registry import RECIPES, recipe
 

@@ -9,9 +9,13 @@ of the steps, a linear decay over the last fifth, a weight decay of 0.1 with its
 from __future__ import annotations
 
 import math
+from typing import Annotated
+
+from typing_extensions import Doc
 
 from sdm.data.config import CorpusConfig
 from sdm.models.ladder import LEVELS
+from sdm.recipes.parameters import GlobalLayer
 from sdm.training import (
     CheckpointConfig,
     ComputeConfig,
@@ -22,16 +26,14 @@ from sdm.training import (
     TrainConfig,
     TrainingError,
 )
-from sdm.training.model_config import LayerType
 
 SEQUENCE_LENGTH = 8192
 BATCH_TOKENS = 2**21
 STATISTICS_STEPS = 10
-# By the name that a recipe's name ends in.
-GLOBAL_LAYERS: dict[str, LayerType] = {"sdm": "sdm", "gdn": "gdn", "mamba2": "mamba2", "attention": "full_attention"}
+Level = Annotated[int, Doc(f"Level of the ladder: {', '.join(map(str, LEVELS))}.")]
 
 
-def ladder_run(level: int, global_layer: LayerType = "sdm") -> TrainConfig:
+def ladder(level: Level = 1, global_layer: GlobalLayer = "sdm") -> TrainConfig:
     """Pre-training of a level of the paper's ladder. Give it data: --data.sources and --data.tokenizer."""
     if level not in LEVELS:
         raise TrainingError(f"level must be one of {', '.join(map(str, LEVELS))}, got {level!r}")

@@ -9,7 +9,9 @@ from __future__ import annotations
 import math
 from dataclasses import replace
 from pathlib import Path
-from typing import Literal
+from typing import Annotated, Literal
+
+from typing_extensions import Doc
 
 from sdm.data.config import CorpusConfig
 from sdm.models.saved_folder import load_config
@@ -30,9 +32,14 @@ def paper_steps(level: int, batch_size: int = 1, sequence_length: int = LENGTH) 
     return math.ceil(PAPER_TOKENS[level] / (batch_size * sequence_length))
 
 
-def long_context() -> TrainConfig:
+def long_context(
+    init_from: Annotated[Path | None, Doc("The run to start from, or a model's folder.")] = None,
+    sequence_length: Annotated[int, Doc("Tokens of a sequence.")] = LENGTH,
+) -> TrainConfig:
     """Fine-tuning of a trained model on sequences of 131072 tokens, in miniature; needs --init-from."""
-    return lengthen(tiny_code(), LENGTH)
+    if init_from is None:
+        return lengthen(tiny_code(), sequence_length)
+    return continue_from(tiny_code(), init_from, sequence_length)
 
 
 def lengthen(config: TrainConfig, sequence_length: int, steps: int = 50) -> TrainConfig:

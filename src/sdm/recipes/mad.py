@@ -28,7 +28,7 @@ LAST_RATE = 1e-6
 HELD_OUT_EXAMPLES = 1280
 
 
-def mad(task: MADTask, lr: float = 5e-4, seed: int = 0) -> TrainConfig:
+def mad(task: MADTask = "in-context-recall", *, lr: float = 5e-4, seed: int = 0) -> TrainConfig:
     """A task of MAD at its published settings, on a small model."""
     data = MADTaskConfig(task, seed=seed)
     steps = EPOCHS * math.ceil(data.examples / data.batch_size)
@@ -44,6 +44,6 @@ def mad(task: MADTask, lr: float = 5e-4, seed: int = 0) -> TrainConfig:
     )
 
 
-def synthetic(task: SyntheticTask, batch_size: int = 32, seed: int = 0) -> TrainConfig:
+def synthetic(task: SyntheticTask = "in-context-recall", *, batch_size: int = 32, seed: int = 0) -> TrainConfig:
     """A task in the manner of MAD's, minutes on a laptop."""
     return replace(recall(seed=seed), data=SyntheticConfig(task, batch_size=batch_size, seed=seed), guard=GuardConfig())

@@ -11,18 +11,19 @@ from __future__ import annotations
 from dataclasses import replace
 
 from sdm.data.published_config import MQARTaskConfig
-from sdm.recipes.recall import GlobalLayer, recall
+from sdm.recipes.parameters import GlobalLayer
+from sdm.recipes.recall import recall
 from sdm.training import CheckpointConfig, ComputeConfig, GuardConfig, MonitorConfig, ScheduleConfig, TrainConfig
 
 EPOCHS = 32
 
 
-def mqar(global_layer: GlobalLayer = "sdm", lr: float = 10**-2.5, seed: int = 0) -> TrainConfig:
+def mqar(global_layer: GlobalLayer = "sdm", *, lr: float = 10**-2.5, seed: int = 0) -> TrainConfig:
     """Zoology's MQAR, at its published settings, on a small model."""
     data = MQARTaskConfig(seed=seed)
     steps = EPOCHS * data.steps_per_epoch
     return replace(
-        recall(global_layer, lr, seed=seed),
+        recall(global_layer, lr=lr, seed=seed),
         data=data,
         schedule=ScheduleConfig(steps=steps, warmup=0, decay=steps, shape="cosine"),
         compute=ComputeConfig(accumulation=4),

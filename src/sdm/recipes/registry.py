@@ -1,17 +1,21 @@
-"""Every recipe by its name on the command line."""
+"""Every recipe by its name on the command line.
+
+The parameters of a recipe's function are options of the command; those after `*` are for programs alone, because the
+command line sets what they decide by the configuration's own fields.
+"""
 
 from __future__ import annotations
 
-import re
+import inspect
+import typing
 from collections.abc import Callable
-from functools import partial
-from textwrap import wrap
-from typing import get_args
+from textwrap import fill
+from typing import Any
 
 from sdm.data.published_config import MADTask
 from sdm.data.task_config import SyntheticTask
 from sdm.models.ladder import LEVELS
-from sdm.recipes.ladder import GLOBAL_LAYERS, ladder_run
+from sdm.recipes.ladder import ladder
 from sdm.recipes.long_context import long_context
 from sdm.recipes.mad import mad, synthetic
 from sdm.recipes.mqar import mqar
@@ -19,55 +23,87 @@ from sdm.recipes.recall import recall
 from sdm.recipes.tiny import tiny_code, tiny_text
 from sdm.training import TrainConfig, TrainingError
 
-RECIPES: dict[str, Callable[[], TrainConfig]] = {
-    "tiny-code": tiny_code,
-    "tiny-text": tiny_text,
-    "recall": recall,
-    "recall-gdn": partial(recall, "gdn", lr=5e-3),
-    "recall-attention": partial(recall, "full_attention", lr=1.5e-3),
-    **{f"synthetic-{task}": partial(synthetic, task) for task in get_args(SyntheticTask)},
-    "mqar": mqar,
-    "mqar-gdn": partial(mqar, "gdn"),
-    "mqar-attention": partial(mqar, "full_attention"),
-    **{f"mad-{task}": partial(mad, task) for task in get_args(MADTask)},
-    "long-context": long_context,
+Recipe = Callable[..., TrainConfig]
+
+GROUPS: dict[str, dict[str, Recipe]] = {
+    "Language models": {
+        "tiny-code": tiny_code,
+        "tiny-text": tiny_text,
+        "ladder": ladder,
+        "long-context": long_context,
+    },
+    "Tasks": {
+        "recall": recall,
+        "mqar": mqar,
+        "mad": mad,
+        "synthetic": synthetic,
+    },
+}
+RECIPES: dict[str, Recipe] = {name: function for group in GROUPS.values() for name, function in group.items()}
+
+# Names that stand for a recipe with parameters.
+_LAYERS = {"gdn": "gdn", "mamba2": "mamba2", "attention": "full_attention"}
+SHORT_NAMES: dict[str, tuple[str, dict[str, Any]]] = {
     **{
-        f"ladder-{level}" + ("" if kind == "sdm" else f"-{name}"): partial(ladder_run, level, kind)
+        f"{name}-{layer}": (name, {"global_layer": _LAYERS[layer]})
+        for name in ("recall", "mqar")
+        for layer in ("gdn", "attention")
+    },
+    **{f"synthetic-{task}": ("synthetic", {"task": task}) for task in typing.get_args(SyntheticTask)},
+    **{f"mad-{task}": ("mad", {"task": task}) for task in typing.get_args(MADTask)},
+    **{f"ladder-{level}": ("ladder", {"level": level}) for level in LEVELS},
+    **{
+        f"ladder-{level}-{layer}": ("ladder", {"level": level, "global_layer": kind})
         for level in LEVELS
-        for name, kind in GLOBAL_LAYERS.items()
+        for layer, kind in _LAYERS.items()
     },
 }
 
 
-def recipe(name: str) -> TrainConfig:
-    """The configuration of a recipe."""
-    if name not in RECIPES:
+def find(name: str) -> tuple[str, dict[str, Any]]:
+    """The recipe that a name means, and its parameters that the name gives."""
+    if name not in RECIPES and name not in SHORT_NAMES:
         raise TrainingError(f"there is no recipe {name!r}; there are {', '.join(RECIPES)}")
-    return RECIPES[name]()
+    return SHORT_NAMES.get(name, (name, {}))
+
+
+def recipe(name: str, **parameters: Any) -> TrainConfig:
+    """The configuration of a recipe."""
+    name, given = find(name)
+    return RECIPES[name](**given | parameters)
+
+
+def parameters(name: str) -> dict[str, tuple[Any, Any]]:
+    """Annotation and default of each parameter of a recipe that the command line has an option for."""
+    function = RECIPES[name]
+    hints = typing.get_type_hints(function, include_extras=True)
+    return {
+        parameter.name: (hints[parameter.name], parameter.default)
+        for parameter in inspect.signature(function).parameters.values()
+        if parameter.kind is not parameter.KEYWORD_ONLY
+    }
 
 
 def describe(name: str) -> str:
     """The first line of a recipe's documentation."""
-    return (_function(name).__doc__ or "").strip().splitlines()[0]
+    return (RECIPES[find(name)[0]].__doc__ or "").strip().splitlines()[0]
 
 
 def listing(width: int = 79) -> str:
-    """All names, those of one function together above what it says of itself."""
-    groups: dict[Callable[..., TrainConfig], dict[str, str]] = {}
-    for name in RECIPES:
-        # The ladder has a name for every level: they are shown as one.
-        groups.setdefault(_function(name), {})[re.sub(r"-\d+", "-LEVEL", name)] = name
-    texts = []
-    for names in groups.values():
-        about = describe(next(iter(names.values())))
-        if any("LEVEL" in shown for shown in names):
-            about += f" LEVEL is one of {', '.join(map(str, LEVELS))}."
-        lines = wrap(", ".join(names), width, initial_indent="  ", subsequent_indent="  ", break_on_hyphens=False)
-        lines += wrap(about, width, initial_indent="      ", subsequent_indent="      ")
-        texts.append("\n".join(lines))
-    return "\n\n".join(texts)
+    """All recipes with their parameters, and what each says of itself."""
+    lines = []
+    for title, group in GROUPS.items():
+        lines.append(f"{title}:")
+        for name in group:
+            options = [f"--{option.replace('_', '-')}" for option in parameters(name)]
+            lines += [f"  {' '.join([name, *options])}", _indented(describe(name), width)]
+            for hint, _ in parameters(name).values():
+                if typing.get_origin(hint) is typing.Literal:
+                    lines.append(_indented(", ".join(typing.get_args(hint)), width))
+        lines.append("")
+    text = "A recipe and its parameters may be one name: ladder-8-gdn, recall-gdn, mqar-attention, mad-memorization."
+    return "\n".join([*lines, fill(text, width)])
 
 
-def _function(name: str) -> Callable[..., TrainConfig]:
-    function = RECIPES[name]
-    return function.func if isinstance(function, partial) else function
+def _indented(text: str, width: int) -> str:
+    return fill(text, width, initial_indent="      ", subsequent_indent="      ", break_on_hyphens=False)

@@ -8,6 +8,7 @@ them wherever the numbers are shown.
 from __future__ import annotations
 
 from sdm.data.config import CorpusConfig
+from sdm.recipes.parameters import GlobalLayer
 from sdm.training import (
     CheckpointConfig,
     ComputeConfig,
@@ -17,7 +18,6 @@ from sdm.training import (
     ScheduleConfig,
     TrainConfig,
 )
-from sdm.training.model_config import LayerType
 
 DEVIATIONS = (
     "d = 64, four blocks (local, local, global, local) and a window of 16 instead of the ladder; 1.5M tokens of code",
@@ -28,7 +28,7 @@ DEVIATIONS = (
 )
 
 
-def small_code(global_layer: LayerType = "sdm", lr: float = 5e-3, steps: int = 360, seed: int = 0) -> TrainConfig:
+def small_code(global_layer: GlobalLayer = "sdm", *, lr: float = 5e-3, steps: int = 360, seed: int = 0) -> TrainConfig:
     """One of the pair."""
     return TrainConfig(
         model=ModelConfig(

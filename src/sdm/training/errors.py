@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
+from sdm.ending import Stopped
+from sdm.errors import UserError
 
-class TrainingError(ValueError):
+
+class TrainingError(UserError):
     """Something about a run cannot work; the message says what, and what to do."""
 
 
-class TrainingStopped(RuntimeError):
+class TrainingStopped(Stopped):
     """A run was stopped before its end; the message says why and where it continues from."""
-
-    def __init__(self, message: str, exit_code: int = 1) -> None:
-        super().__init__(message)
-        self.exit_code = exit_code

@@ -10,8 +10,8 @@ import pytest
 import sdm
 from processes import stop
 from sdm.cli import main
+from sdm.experiments.jobs import JOB, Job, _description
 from sdm.files import write_json
-from sdm.recipes.jobs import JOB, Job, _description
 from tiny_models import tiny_model
 from training.runs import recall_run
 
@@ -103,7 +103,7 @@ def test_evaluating(tmp_path: Path) -> None:
     run.mkdir()
     write_json(run / JOB, _description(Job("run", recall_run(), "recall")))
     code = SLEEPING.format(mark=str(mark)) + (
-        "import sys\nimport sdm.recipes.measure as measure\nfrom sdm.recipes.jobs import main\n"
+        "import sys\nimport sdm.experiments.measure as measure\nfrom sdm.experiments.jobs import main\n"
         "measure.recall_accuracy = sleep\nmain(Path(sys.argv[1]))"
     )
     _, said = stop(["-c", code, str(run)], signal.SIGINT, mark.exists)

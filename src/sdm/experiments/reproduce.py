@@ -15,12 +15,11 @@ from rich.console import Console
 from rich.table import Table
 
 from sdm.analysis.run_figures import position_figure, recall_figure, save, slot_use_figure
+from sdm.experiments.jobs import Job, run_jobs
+from sdm.experiments.measure import PAIRS
+from sdm.experiments.progress import make_progress
 from sdm.files import write_json
 from sdm.recipes import small_pair
-from sdm.recipes.ending import ending_with_one_message
-from sdm.recipes.jobs import Job, run_jobs
-from sdm.recipes.measure import PAIRS
-from sdm.recipes.progress import make_progress
 from sdm.recipes.recall import DEVIATIONS, recall
 
 # Set-up takes two and a half of the ten minutes that all of it may take.
@@ -44,18 +43,16 @@ def quick_jobs() -> list[Job]:
     ]
 
 
-def reproduce(output: Path, processes: int = 2) -> int:
-    """Run everything into a folder. Returns the exit code; a run that fails or a signal exits by itself."""
-    console, jobs, start = Console(), quick_jobs(), time.perf_counter()
-    with ending_with_one_message():
-        _prepare_corpus(jobs, console)
-        with make_progress({job.name: job.config.schedule.steps for job in jobs}) as progress:
-            results = run_jobs(jobs, output, processes, progress)
-        report(results, output, console)
+def reproduce(output: Path, processes: int, console: Console) -> None:
+    """Run everything into a folder."""
+    jobs, start = quick_jobs(), time.perf_counter()
+    _prepare_corpus(jobs, console)
+    with make_progress({job.name: job.config.schedule.steps for job in jobs}) as progress:
+        results = run_jobs(jobs, output, processes, progress)
+    report(results, output, console)
     console.print(
         f"{(time.perf_counter() - start) / 60:.1f} minutes. Try:  sdm generate {output / 'code-sdm'} --prompt 'def '"
     )
-    return 0
 
 
 def report(results: dict[str, dict[str, Any]], output: Path, console: Console) -> None:

@@ -13,8 +13,8 @@ from pathlib import Path
 from typing import Any, Literal
 
 from sdm.data.errors import DataError
+from sdm.ending import CONTINUES, ending_with_one_message
 from sdm.files import CHECKSUM, DamagedFile, read_checked_json, read_json, write_checked_json, write_json
-from sdm.recipes.ending import ending_with_one_message
 from sdm.training import TrainConfig, TrainingError
 from sdm.training.config_file import from_json, to_json
 from sdm.training.monitor import read_metrics
@@ -68,7 +68,7 @@ def _start(job: Job, folder: Path) -> subprocess.Popen[bytes]:
     folder.mkdir(parents=True, exist_ok=True)
     write_json(folder / JOB, _description(job))
     # -P: the working directory is no place of modules, where a random.py would be taken for Python's.
-    command = [sys.executable, "-P", "-m", "sdm.recipes.jobs", str(folder)]
+    command = [sys.executable, "-P", "-m", "sdm.experiments.jobs", str(folder)]
     with (folder / LOG).open("ab") as log:
         # In a session of its own: Ctrl-C would reach it twice, and a second signal ends a run before it has saved.
         return subprocess.Popen(command, stdout=log, stderr=log, start_new_session=True)
@@ -112,10 +112,10 @@ def _tail(path: Path, lines: int = 12) -> str:
 
 def main(folder: Path) -> None:
     """What the process of one job does: train and measure the run that job.json in the folder describes."""
-    from sdm.recipes.measure import measure
+    from sdm.experiments.measure import measure
     from sdm.training import Trainer
 
-    with ending_with_one_message():
+    with ending_with_one_message(CONTINUES):
         description = read_json(folder / JOB)
         config = from_json(TrainConfig, description["config"])
         Trainer(config, folder).run()

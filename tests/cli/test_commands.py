@@ -17,6 +17,8 @@ from safetensors.torch import load_file, save_file
 import sdm
 from models.test_interoperation import tiny_tokenizer
 from sdm.cli import main
+from sdm.ending import ending_with_one_message
+from sdm.files import DamagedFile
 from sdm.models.ladder import LEVELS
 from sdm.training import Trainer
 from tiny_models import tiny_model
@@ -320,3 +322,14 @@ def test_claims_of_a_configuration_are_refused(run: Path) -> None:
     path = run / "export" / "config.json"
     path.write_text(json.dumps(json.loads(path.read_text()) | {"vocab_size": 50_000_000}))
     assert "it has vocab_size = 50000000, they have 97" in refusal("generate", run, "--tokens", 1)
+
+
+def test_tokenizer_command(tmp_path: Path) -> None:
+    text_run(tmp_path)
+    main(["tokenizer", "train", str(tmp_path / "texts"), str(tmp_path / "bpe"), "--vocab-size", "260"])
+    assert (tmp_path / "bpe" / "tokenizer.json").is_file()
+
+
+def test_damaged_files_end_with_one_message() -> None:
+    with pytest.raises(SystemExit, match=r"error: job\.json is damaged"), ending_with_one_message():
+        raise DamagedFile("job.json is damaged")

@@ -1,0 +1,131 @@
+"""`sdm generate MODEL`."""
+
+from __future__ import annotations
+
+import contextlib
+import math
+import os
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Any
+
+import tyro
+
+from sdm.cli.command import Command
+from sdm.ending import PostponedSignals
+from sdm.errors import UserError
+from sdm.files import explained
+
+
+@dataclass(frozen=True)
+class Generate(Command):
+    """Continue a prompt, printing tokens as they come."""
+
+    model: Annotated[str, tyro.conf.Positional]
+    """A run's folder or a model's folder."""
+    prompt: str | None = None
+    """Text to continue. May be left out when a state file is resumed."""
+    tokens: tuple[int, ...] = ()
+    """The prompt as token ids, for a model without a tokenizer; ids are printed then."""
+    state: Path | None = None
+    """State file: resumed from if it exists, and written at the end."""
+    max_new_tokens: int = 64
+    """How many tokens to generate at most."""
+    temperature: float = 0.0
+    """0 takes the likeliest token; otherwise tokens are sampled."""
+    top_k: int = 0
+    """Sample among so many tokens only; 0: among all."""
+    seed: int = 0
+    """Of the sampling."""
+
+    def run(self) -> None:
+        import torch
+        from transformers import TextStreamer
+
+        from sdm.cli.models import load_tokenizer, model_folder, restored_model, unfinished_run
+        from sdm.models import MemoryState, SDMCache
+        from sdm.models.saved_folder import load_model
+
+        self.check_options()
+        run = unfinished_run(self.model)
+        folder = model_folder(self.model) if run is None else run / "tokenizer"
+        model: Any = load_model(folder) if run is None else restored_model(run)
+        tokenizer = None if self.tokens else load_tokenizer(folder)
+        resumed = None
+        if self.state is not None and self.state.exists():
+            with explained("cannot resume --state"):
+                resumed = MemoryState.load(self.state, model)
+        prompt = list(self.tokens)
+        if self.prompt is not None:
+            if tokenizer is None:
+                raise UserError(f"{self.model!r} has no tokenizer; give the prompt as token ids with --tokens")
+            with explained("cannot tokenize --prompt"):
+                prompt = tokenizer(self.prompt, add_special_tokens=resumed is None)["input_ids"]
+        ids = ([] if resumed is None else list(resumed.pending)) + prompt
+        if not ids:
+            raise UserError("nothing to continue: give --prompt or --tokens, or resume a --state")
+        cache = SDMCache(model.config) if resumed is None else resumed.cache(model)
+        self.check_stream(model.config, prompt, cache.get_seq_length() + len(ids))
+        sampling: dict[str, Any] = {"do_sample": False}
+        if self.temperature > 0:
+            sampling = {"do_sample": True, "temperature": self.temperature, "top_k": self.top_k}
+        torch.manual_seed(self.seed)
+        # Without a state there is nothing to save: a signal need not wait for the token that is being computed.
+        signals = PostponedSignals()
+        with torch.inference_mode(), contextlib.nullcontext() if self.state is None else signals:
+            output = model.generate(
+                torch.tensor([ids]),
+                # A mask as long as the whole stream tells generate() that the ids are only its end.
+                attention_mask=torch.ones(1, cache.get_seq_length() + len(ids), dtype=torch.int64),
+                past_key_values=cache,
+                max_new_tokens=self.max_new_tokens,
+                streamer=None if tokenizer is None else TextStreamer(tokenizer, skip_prompt=True),
+                stopping_criteria=[lambda ids, scores: torch.full(ids.shape[:1], signals.received is not None)],
+                **sampling,
+            )
+            new = output[0, len(ids) :].tolist()
+            if tokenizer is None:
+                print(*new)
+            if self.state is not None:
+                # The model has not seen the last token yet: it comes first when the stream is resumed.
+                MemoryState.from_cache(model, cache, pending=new[-1:]).save(self.state)
+        if signals.received is not None:
+            print(f"stopped: {signals.received} after {len(new)} tokens; {self.state} is saved", file=sys.stderr)
+            raise SystemExit(signals.received.exit_code)
+
+    def check_options(self) -> None:
+        """Refuse what cannot work before anything is loaded."""
+        if self.tokens and self.prompt is not None:
+            raise UserError("give either --prompt or --tokens")
+        if self.max_new_tokens < 1:
+            raise UserError(f"--max-new-tokens must be at least 1, got {self.max_new_tokens}")
+        # Below that, scores divided by the temperature overflow.
+        if self.temperature != 0 and not 1e-6 <= self.temperature < math.inf:
+            raise UserError(f"--temperature must be 0 or a number from 1e-6 on, got {self.temperature}")
+        if self.top_k < 0:
+            raise UserError(f"--top-k must be at least 1, or 0 for all tokens, got {self.top_k}")
+        if not 0 <= self.seed < 2**63:
+            raise UserError(f"--seed must be within 0 ... 2^63 - 1, got {self.seed}")
+        if self.state is not None:
+            # A state that turns out not to be writable in the end would be lost.
+            if self.state.exists() and not self.state.is_file():
+                raise UserError(f"--state must be a file, got {str(self.state)!r}")
+            if not (self.state.parent.is_dir() and os.access(self.state.parent, os.W_OK)):
+                raise UserError(
+                    f"--state must be in an existing folder that can be written to, got {str(self.state)!r}"
+                )
+
+    def check_stream(self, config: Any, prompt: list[int], length: int) -> None:
+        """Refuse tokens that the model does not know, and more of them than it takes."""
+        for token in prompt:
+            if not 0 <= token < config.vocab_size:
+                option = "--tokens" if self.tokens else "--prompt"
+                raise UserError(f"{option} must be of tokens within 0 ... {config.vocab_size - 1}, got {token}")
+        # The model does not see the last new token.
+        length, limit = length + self.max_new_tokens - 1, config.max_position_embeddings
+        if limit is not None and length > limit:
+            raise UserError(
+                f"prompt and new tokens make a stream of {length}, but the model's max_position_embeddings is {limit}; "
+                "shorten the prompt or lower --max-new-tokens"
+            )

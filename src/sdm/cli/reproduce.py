@@ -1,0 +1,35 @@
+"""`sdm reproduce quick`."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Literal
+
+import tyro
+
+from sdm.cli.command import Command
+from sdm.ending import CONTINUES
+from sdm.errors import UserError
+
+
+@dataclass(frozen=True)
+class Reproduce(Command):
+    """Reproduce the paper's claims in miniature."""
+
+    advice = CONTINUES
+
+    what: Annotated[Literal["quick"], tyro.conf.Positional]
+    """quick: recall and a small pair of language models, within ten minutes on two cores."""
+    output: Path = Path("runs/quick")
+    """The folder for the runs, the figures and the table."""
+    processes: int = 2
+    """Runs at a time, one thread each."""
+
+    def run(self) -> None:
+        from sdm.cli.display import console
+        from sdm.experiments.reproduce import reproduce
+
+        if self.processes < 1:
+            raise UserError(f"--processes must be at least 1, got {self.processes}")
+        reproduce(self.output, self.processes, console())
