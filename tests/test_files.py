@@ -82,11 +82,11 @@ def test_a_folder_is_on_the_disk_before_it_has_its_name(tmp_path: Path, monkeypa
 
 
 def test_only_what_nobody_writes_is_left_over(tmp_path: Path) -> None:
-    (tmp_path / ".a-dead").mkdir()
-    (tmp_path / ".b-dead").mkdir()
+    (tmp_path / ".a-deadbeef").mkdir()
+    (tmp_path / ".b-deadbeef").mkdir()
     with new_folder(tmp_path / "a") as folder:
         remove_leftovers(tmp_path / "a")
-        assert {path.name for path in tmp_path.iterdir()} == {folder.name, ".b-dead"}
+        assert {path.name for path in tmp_path.iterdir()} == {folder.name, ".b-deadbeef"}
     remove_leftovers(tmp_path / "nowhere" / "a")
 
 

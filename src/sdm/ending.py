@@ -9,6 +9,7 @@ import sys
 import threading
 from collections.abc import Callable, Iterator
 from types import FrameType
+from typing import TextIO
 
 from sdm.errors import UserError
 
@@ -47,11 +48,38 @@ def ending_with_one_message(advice: str = "") -> Iterator[None]:
             raise
         raise SystemExit(f"error: {error}") from error
     except Interrupted as interrupted:
-        print(f"stopped: {interrupted}{advice}", file=sys.stderr)
+        _say(f"stopped: {interrupted}{advice}")
         raise SystemExit(interrupted.exit_code) from interrupted
     except Stopped as stopped:
-        print(f"stopped: {stopped}", file=sys.stderr)
+        _say(f"stopped: {stopped}")
         raise SystemExit(stopped.exit_code) from stopped
+    finally:
+        _settle()
+
+
+def silence(stream: TextIO) -> None:
+    """Whoever read a stream has gone (`| head`, a closed terminal, a log on a full disk): let what is still buffered go
+    nowhere. The interpreter would fail over it at its end and lose the exit code."""
+    with contextlib.suppress(OSError, ValueError, AttributeError):  # a notebook's stream is no file
+        null = os.open(os.devnull, os.O_WRONLY)
+        os.dup2(null, stream.fileno())
+        os.close(null)
+
+
+def _say(text: str) -> None:
+    """A line on standard error, if anybody can have it."""
+    try:
+        print(text, file=sys.stderr, flush=True)
+    except OSError:
+        silence(sys.stderr)
+
+
+def _settle() -> None:
+    """Write what is buffered for standard output, or forget it."""
+    try:
+        sys.stdout.flush()
+    except OSError:
+        silence(sys.stdout)
 
 
 @contextlib.contextmanager

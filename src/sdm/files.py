@@ -6,6 +6,7 @@ import contextlib
 import hashlib
 import json
 import os
+import re
 import secrets
 import shutil
 import stat
@@ -111,11 +112,11 @@ def write_json(path: Path, value: Any) -> None:
 
 
 @contextlib.contextmanager
-def new_folder(path: Path) -> Iterator[Path]:
+def new_folder(path: Path, replace: bool = False) -> Iterator[Path]:
     """A temporary folder that takes the name `path` when the block ends well and disappears when it does not.
 
-    What is in it is on the disk before it takes the name. If another process was faster, its folder stays: both were
-    made from the same input.
+    What is in it is on the disk before it takes the name. With `replace`, what has the name then is removed. Without,
+    it stays: if another process was faster, both were made from the same input.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
     temporary = path.with_name(f"{_prefix(path)}{secrets.token_hex(4)}")
@@ -127,6 +128,8 @@ def new_folder(path: Path) -> Iterator[Path]:
             _let_read(*(part for part in parts if part.is_file()))
             for part in (*parts, temporary):
                 _sync(part)
+            if replace:
+                remove_folder(path)
             try:
                 temporary.rename(path)
             except OSError:
@@ -137,12 +140,22 @@ def new_folder(path: Path) -> Iterator[Path]:
         shutil.rmtree(temporary, ignore_errors=True)
 
 
+def remove_folder(path: Path) -> None:
+    """Remove a folder, if it is there, so that nobody sees a part of it."""
+    aside = path.with_name(f"{_prefix(path)}{secrets.token_hex(4)}")
+    with contextlib.suppress(FileNotFoundError):
+        path.rename(aside)
+        shutil.rmtree(aside)
+
+
 def remove_leftovers(path: Path) -> None:
-    """Remove what processes that were killed left of `new_folder(path)`; what is being written is locked and stays."""
+    """Remove what processes that were killed left of `new_folder(path)` or `remove_folder(path)`; what is being written
+    is locked and stays."""
     if not path.parent.is_dir():
         return
+    ours = re.compile(re.escape(_prefix(path)) + "[0-9a-f]{8}")
     for folder in list(path.parent.iterdir()):
-        if folder.name.startswith(_prefix(path)):
+        if ours.fullmatch(folder.name):
             with _locked(folder) as free:
                 if free:
                     shutil.rmtree(folder, ignore_errors=True)

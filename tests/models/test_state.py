@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import json
 import pickle
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,8 @@ from torch import Tensor
 
 import sdm
 from helpers import assert_identical
+from sdm.models import state_file
+from sdm.models.fingerprint import fingerprint
 from tiny_models import STACKS, tiny_model, tokens
 
 
@@ -174,6 +177,82 @@ class TestRefused:
         with pytest.raises(ValueError, match="state"):
             sdm.MemoryState.load(path, model)
 
+    @pytest.mark.parametrize(("before", "after"), [(b'length\\": 6', b'length\\": 7'), (b": [3]", b": [4]")])
+    def test_a_changed_header(self, tmp_path: Path, before: bytes, after: bytes) -> None:
+        """All of it is under the checksum."""
+        model, path = tiny_model("sdm"), tmp_path / "state"
+        sdm.MemoryState.from_cache(model, listen(model, tokens(1, 6)), pending=[3]).save(path)
+        content = path.read_bytes()
+        assert content.count(before) == 1
+        path.write_bytes(content.replace(before, after))
+        with pytest.raises(ValueError, match=r"state.*damaged"):
+            sdm.MemoryState.load(path, model)
+
+    @pytest.mark.parametrize(
+        "fields", [{"model": []}, {"model": {"architecture": 1, "weights": ""}}, {"pending": 3}, {"length": True}, 7]
+    )
+    @pytest.mark.parametrize("version", [1, 2])
+    def test_a_header_of_wrong_types(self, saved: tuple[sdm.SDMForCausalLM, Path], fields: Any, version: int) -> None:
+        model, path = saved
+        with safe_open(path, framework="pt") as file:
+            metadata = file.metadata()
+            header = json.loads(metadata["header"]) | {"version": version}
+        if version == 1:
+            del header["model"]["buffers"]
+            header["sha256"] = ""
+        header = header | fields if isinstance(fields, dict) else fields
+        save_file({}, path, metadata | {"header": json.dumps(header)})
+        with pytest.raises(ValueError, match="its header is damaged"):
+            sdm.MemoryState.load(path, model)
+
+    @pytest.mark.parametrize(
+        ("stack", "name", "change", "message"),
+        [
+            ("sdm", "layers.0.key", lambda x: x[:, :, 1:], "key of shape"),
+            ("sdm", "layers.0.length", lambda x: x + 1, "seen 7 tokens of 6"),
+            ("sdm", "layers.0.length", lambda x: x.float(), "length of torch.float32"),
+            ("full_attention", "layers.3.value", lambda x: x[:, :, 1:], "value of shape"),
+            ("gdn", "layers.3.memory", lambda x: x[..., 1:], "memory of shape"),
+            ("mamba2", "layers.3.tail", lambda x: x[:, 1:], "tail of shape"),
+            ("sdm", "layers.3.slots", lambda x: x[:, None], "slots of shape"),
+            ("sdm", "layers.4.key", lambda x: torch.zeros(1), "none of the model's 4 layers"),
+        ],
+    )
+    def test_tensors_that_are_not_the_model_s(
+        self, tmp_path: Path, stack: str, name: str, change: Any, message: str
+    ) -> None:
+        """Whatever the checksum says."""
+        model, path = tiny_model(stack), tmp_path / "state"
+        state = sdm.MemoryState.from_cache(model, listen(model, tokens(1, 6)))
+        state.save(path)
+        with safe_open(path, framework="pt") as file:
+            tensors = {key: file.get_tensor(key) for key in file.keys()}  # noqa: SIM118, not a mapping
+        tensors[name] = change(tensors.get(name))
+        state_file.write(path, tensors, fingerprint(model), 6, ())
+        with pytest.raises(ValueError, match=message):
+            sdm.MemoryState.load(path, model)
+
+    def test_another_batch_norm(self, tmp_path: Path) -> None:
+        model, path = tiny_model("sdm", query_batch_norm=True), tmp_path / "state"
+        state = sdm.MemoryState.from_cache(model, listen(model, tokens(1, 6)))
+        state.save(path)
+        with torch.no_grad():
+            model.model.layers[3].mixer.query_batch_norm.running_mean[0] += 1
+        with pytest.raises(ValueError, match="buffers, such as the statistics of a batch normalisation, differ"):
+            sdm.MemoryState.load(path, model)
+        with pytest.raises(ValueError, match="buffers"):
+            state.cache(model)
+
+    def test_fields_that_a_file_could_not_know(self, saved: tuple[sdm.SDMForCausalLM, Path]) -> None:
+        """They had their defaults when it was written."""
+        model, path = saved
+        state = sdm.MemoryState.load(path, model)
+        known = dict(state._model_id.architecture)
+        assert known.pop("query_batch_norm") is False
+        state._model_id = replace(state._model_id, architecture=known)
+        state.save(path)
+        assert len(sdm.MemoryState.load(path, model)) == 6
+
     def test_foreign(self, saved: tuple[sdm.SDMForCausalLM, Path]) -> None:
         model, path = saved
         path.write_text("a poem")
@@ -191,9 +270,9 @@ class TestRefused:
     def test_a_newer_version(self, saved: tuple[sdm.SDMForCausalLM, Path]) -> None:
         model, path = saved
         with safe_open(path, framework="pt") as file:
-            header = json.loads(file.metadata()["header"]) | {"version": 2}
+            header = json.loads(file.metadata()["header"]) | {"version": 3}
         save_file({}, path, {"format": "sdm-memory-state", "header": json.dumps(header)})
-        with pytest.raises(ValueError, match="version 2"):
+        with pytest.raises(ValueError, match="version 3"):
             sdm.MemoryState.load(path, model)
 
     def test_another_model(self, saved: tuple[sdm.SDMForCausalLM, Path]) -> None:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import errno
 import json
+import re
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +13,8 @@ import pytest
 import torch
 from torch.distributed.checkpoint.filesystem import FileSystemWriter
 
-from sdm.training import Trainer, TrainingStopped
+from sdm.models.manifest import file_entry
+from sdm.training import Trainer, TrainingError, TrainingStopped
 from sdm.training import checkpoint as module
 from sdm.training.checkpoint import CheckpointError, CheckpointStore, verify
 from sdm.training.export import export_run
@@ -79,6 +82,23 @@ def test_a_manifest_names_all_files(tmp_path: Path, manifest: Any) -> None:
     assert state["step"] == 1
 
 
+def test_only_files_of_the_manifest_are_read(tmp_path: Path) -> None:
+    """A copy that a program for sharing folders makes of a conflict has other weights, and a name that torch reads."""
+    store = CheckpointStore(tmp_path)
+    path = store.save(1, TENSORS, {})
+    CheckpointStore(tmp_path / "other").save(1, {name: x + 1 for name, x in TENSORS.items()}, {})
+    (other,) = (tmp_path / "other").rglob("*.safetensors")
+    for name in ("shard-00001-model-00001-of-00001 (conflict).safetensors", "zz.safetensors", "0.safetensors"):
+        shutil.copy(other, path / name)
+        with pytest.raises(TrainingError, match=rf"{re.escape(name)} is not of this checkpoint.*move it elsewhere"):
+            store.newest()
+        loaded = {key: torch.zeros_like(x) for key, x in TENSORS.items()}
+        store.load(1, loaded)
+        assert_same(loaded, TENSORS)
+        (path / name).unlink()
+    store.newest()
+
+
 def test_what_cannot_be_loaded_is_damage(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """It is written anew when the run gets there again."""
     config = recall_run()
@@ -87,7 +107,7 @@ def test_what_cannot_be_loaded_is_damage(tmp_path: Path, capsys: pytest.CaptureF
     (file,) = store.path(8).glob("*.safetensors")
     file.write_bytes(b"rubbish")
     manifest = json.loads((store.path(8) / "manifest.json").read_text())
-    manifest[file.name] = module._entry(file)
+    manifest[file.name] = file_entry(file)
     (store.path(8) / "manifest.json").write_text(json.dumps(manifest))
     verify(store.path(8))
     export_run(tmp_path, tmp_path / "export of step 6")
@@ -139,7 +159,7 @@ def test_newer_format_is_refused(tmp_path: Path) -> None:
     state = json.loads((path / "state.json").read_text()) | {"format": 99}
     (path / "state.json").write_text(json.dumps(state))
     manifest = json.loads((path / "manifest.json").read_text())
-    manifest["state.json"] = module._entry(path / "state.json")
+    manifest["state.json"] = file_entry(path / "state.json")
     (path / "manifest.json").write_text(json.dumps(manifest))
     with pytest.raises(CheckpointError, match="format 99"):
         verify(path)

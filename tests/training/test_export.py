@@ -14,8 +14,11 @@ from safetensors import SafetensorError
 from transformers import AutoTokenizer
 
 from sdm.data import DataError
+from sdm.files import write_json
 from sdm.models import SDMForCausalLM
-from sdm.training import Trainer, TrainingError
+from sdm.models.manifest import write_manifest
+from sdm.training import CheckpointConfig, Trainer, TrainingError
+from sdm.training.checkpoint import CheckpointStore
 from sdm.training.export import export_run
 from training.runs import MODEL, assert_same, recall_run, text_run, train
 
@@ -37,6 +40,8 @@ def bpe_run(folder: Path) -> Any:
         {"config.json": '{"model_type": "llama"}', "model.safetensors": "the weights of another model"},
         {"config.json": "[", "tokenizer.json": ""},
         {"config.json": '{"model_type": "sdm"}', "sub/file.safetensors": ""},
+        {"config.json": '{"model_type": "sdm"}', "model.safetensors": "", "unrelated.safetensors": "of another model"},
+        {"config.json": '{"model_type": "sdm"}', "manifest.json": '{"config.json": 1}', "model.safetensors": "mine"},
     ],
 )
 def test_only_an_export_is_replaced(tmp_path: Path, files: dict[str, str]) -> None:
@@ -53,8 +58,8 @@ def test_only_an_export_is_replaced(tmp_path: Path, files: dict[str, str]) -> No
     output.mkdir()
     for _ in range(2):  # into an empty folder, and over an older export
         assert export_run(tmp_path / "run", output) == output
-    files = {"config.json", "generation_config.json", "model.safetensors", "modeling_sdm.py"}
-    assert {path.name for path in output.iterdir()} == files
+    written = {"config.json", "generation_config.json", "manifest.json", "model.safetensors", "modeling_sdm.py"}
+    assert {path.name for path in output.iterdir()} == written
 
 
 def test_teammates_may_read_what_a_run_leaves(tmp_path: Path) -> None:
@@ -109,9 +114,16 @@ def test_the_tokenizer_is_that_of_the_run(tmp_path: Path) -> None:
     assert content(export_run(tmp_path / "run", tmp_path / "again")) == before
     ids = AutoTokenizer.from_pretrained(tmp_path / "again")("a memory of many slots")["input_ids"]
     assert max(ids) > 257  # merges
-    # Runs of older versions have no tokenizer of their own.
     shutil.rmtree(tmp_path / "run" / "tokenizer")
     bpe_run(tmp_path)
+    with pytest.raises(TrainingError, match=r"is not what the run began with"):
+        export_run(tmp_path / "run", tmp_path / "old")
+    # Runs of older versions have no tokenizer of their own.
+    for checkpoint in (tmp_path / "run" / "checkpoints").iterdir():
+        state = json.loads((checkpoint / "state.json").read_text())
+        del state["tokenizer"]
+        write_json(checkpoint / "state.json", state)
+        write_manifest(checkpoint)
     assert content(export_run(tmp_path / "run", tmp_path / "old")) == before
 
 
@@ -199,3 +211,53 @@ def test_full_disk_when_a_run_begins(tmp_path: Path, monkeypatch: pytest.MonkeyP
     with pytest.raises(TrainingError, match=r"cannot start: .*file"):
         Trainer(recall_run(), tmp_path / "file")
     train(recall_run(), tmp_path)
+
+
+def test_damaged_exports_are_refused(tmp_path: Path) -> None:
+    """Every file is what was exported, and there is no other that transformers might read."""
+    train(recall_run(), tmp_path / "first")
+    export = tmp_path / "first" / "export"
+    config = recall_run(init_from=export)
+    (export / "README.md").write_text("a model of mine")
+    Trainer(config, tmp_path / "second").close()
+    weights = export / "model.safetensors"
+    whole = weights.read_bytes()
+    weights.write_bytes(whole[:-1] + bytes([whole[-1] ^ 1]))
+    with pytest.raises(TrainingError, match=r"model.safetensors is damaged.*export the model again"):
+        Trainer(config, tmp_path / "second")
+    weights.write_bytes(whole)
+    (export / "adapter_config.json").write_text("{}")
+    with pytest.raises(TrainingError, match=r"adapter_config.json is not of the export"):
+        Trainer(config, tmp_path / "second")
+
+
+def test_a_run_that_goes_on_meanwhile(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its only checkpoint is replaced while it is read."""
+    config = recall_run(checkpoint=CheckpointConfig(every=1, keep=1))
+    trainer = Trainer(config, tmp_path)
+    trainer.train_step()
+    trainer.save()
+
+    def load(store: CheckpointStore, step: int, tensors: Any) -> None:
+        if trainer.step < 4:
+            trainer.train_step()
+            trainer.save()
+        whole(store, step, tensors)
+
+    whole = CheckpointStore.load
+    monkeypatch.setattr(CheckpointStore, "load", load)
+    exported = SDMForCausalLM.from_pretrained(export_run(tmp_path, tmp_path / "exported"))
+    assert trainer.step == 4
+    trained = {name: x.detach() for name, x in trainer.model.state_dict().items()}
+    assert_same(dict(exported.state_dict()), trained)
+    trainer.close()
+
+
+def test_a_killed_export_leaves_nothing_for_good(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    train(recall_run(), tmp_path / "run")
+    for name in (".export-0123abcd", ".out-0123abcd", ".out-mine"):
+        (tmp_path / ("run" if "export" in name else ".") / name).mkdir()
+    export_run(tmp_path / "run", tmp_path / "out")
+    assert {path.name for path in tmp_path.iterdir()} == {"run", "out", ".out-mine"}
+    Trainer(recall_run(), tmp_path / "run").close()
+    assert not list((tmp_path / "run").glob(".export*"))

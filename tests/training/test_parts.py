@@ -19,6 +19,7 @@ from sdm.training import (
     ComputeConfig,
     GuardConfig,
     ModelConfig,
+    MonitorConfig,
     OptimConfig,
     ScheduleConfig,
     TrainConfig,
@@ -33,7 +34,7 @@ from sdm.training.guards import Guard
 from sdm.training.optimizer import make_optimizer, set_learning_rate
 from sdm.training.schedule import learning_rate_factor
 from tiny_models import tiny_model
-from training.runs import assert_same, recall_run, text_run, train
+from training.runs import MODEL, assert_same, recall_run, text_run, train
 
 
 @pytest.mark.parametrize("shape", ["linear", "cosine", "sqrt"])
@@ -123,6 +124,52 @@ def test_a_run_with_nan_stops_with_good_weights(tmp_path: Path) -> None:
     with pytest.raises(TrainingStopped, match=named):
         trainer.train_step()
     assert torch.equal(trainer.model.lm_head.weight, before)
+    trainer.close()
+
+
+@pytest.mark.parametrize("every", [1, 1000])
+@pytest.mark.parametrize("kind", ["gdn", "sdm", "mamba2"])
+def test_ops_that_refuse_what_is_not_finite(tmp_path: Path, kind: str, every: int) -> None:
+    """They see it before the loss is known, in training or in validation; the diagnosis is the same."""
+    model = replace(MODEL, layer_types=("token_shift", kind))
+    monitor = MonitorConfig(display="none", validate_every=every, validation_batches=1)
+    trainer = Trainer(recall_run(model=model, monitor=monitor), tmp_path)
+    trainer.train_step()
+    trainer.save()
+
+    def overflow(*arguments: Any) -> None:
+        with torch.no_grad():
+            trainer.model.model.layers[1].mixer.decay_bias.fill_(math.nan)
+
+    hook = trainer.optimizer.register_step_post_hook(overflow)
+    with pytest.raises(TrainingStopped, match=r"step [23].*not finite: model.layers.1.mixer.*step-00000001; a lower"):
+        trainer.run()
+    hook.remove()
+    assert trainer.store.steps() == [1]
+
+
+def test_what_is_not_finite_is_found_between_finite_weights(tmp_path: Path) -> None:
+    trainer = Trainer(recall_run(model=replace(MODEL, layer_types=("token_shift", "gdn"))), tmp_path)
+    with torch.no_grad():
+        trainer.model.model.layers[1].mixer.decay_proj.weight.fill_(3e38)
+    found = r"step 1: log_decay .*nan\. The weights are finite; the output of model.layers.1.mixer.decay_proj is not"
+    with pytest.raises(TrainingStopped, match=found):
+        trainer.run()
+    again = Trainer(recall_run(), tmp_path / "other")
+    again._loss = lambda *arguments: torch.zeros(2) @ torch.zeros(3)  # type: ignore[method-assign]
+    with pytest.raises(RuntimeError, match="inconsistent tensor size"):
+        again.run()
+
+
+def test_weights_that_are_not_finite_are_not_saved(tmp_path: Path) -> None:
+    trainer = Trainer(recall_run(), tmp_path)
+    trainer.train_step()
+    trainer.save()
+    trainer.step += 1
+    trainer.model.lm_head.weight.data[0] = math.inf
+    with pytest.raises(TrainingStopped, match=r"step 2 is not saved.*lm_head.weight.*step-00000001"):
+        trainer.save()
+    assert trainer.store.steps() == [1]
     trainer.close()
 
 

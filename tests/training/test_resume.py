@@ -108,7 +108,7 @@ def test_twenty_kills(tmp_path: Path) -> None:
     kill_and_resume(tmp_path, steps=60, kills=20, seed=1)
 
 
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGHUP])
 def test_signals_save_first(tmp_path: Path, number: signal.Signals) -> None:
     config = recall_run(
         schedule=ScheduleConfig(steps=100_000, warmup=2),

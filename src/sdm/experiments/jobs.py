@@ -15,7 +15,7 @@ from typing import Any, Literal
 from sdm.data.errors import DataError
 from sdm.ending import CONTINUES, ending_with_one_message
 from sdm.files import CHECKSUM, DamagedFile, read_checked_json, read_json, write_checked_json, write_json
-from sdm.training import TrainConfig, TrainingError
+from sdm.training import TrainConfig, TrainingError, run_folder
 from sdm.training.config_file import from_json, to_json
 from sdm.training.monitor import read_metrics
 
@@ -65,7 +65,7 @@ def run_jobs(
 
 
 def _start(job: Job, folder: Path) -> subprocess.Popen[bytes]:
-    folder.mkdir(parents=True, exist_ok=True)
+    run_folder.mark(folder)
     write_json(folder / JOB, _description(job))
     # -P: the working directory is no place of modules, where a random.py would be taken for Python's.
     command = [sys.executable, "-P", "-m", "sdm.experiments.jobs", str(folder)]

@@ -33,10 +33,11 @@ _FREE = {
 
 @dataclass(frozen=True)
 class Fingerprint:
-    """The architecture, and a checksum of the weights."""
+    """The architecture, and checksums of the weights and of the buffers that are saved with them."""
 
     architecture: dict[str, Any]
     weights: str
+    buffers: str | None = None  # None in files of version 1, which did not know
 
     def check(self, other: Fingerprint, what: str) -> None:
         """Raise a ValueError that says what differs."""
@@ -46,20 +47,27 @@ class Fingerprint:
                 raise ValueError(f"{what} is of another model: its {name} is {mine!r}, expected {theirs!r}")
         if self.weights != other.weights:
             raise ValueError(f"{what} is of another model: the architecture is the same, but the weights differ")
+        if None not in (self.buffers, other.buffers) and self.buffers != other.buffers:
+            raise ValueError(
+                f"{what} is of another model: the weights are the same, but buffers, such as the statistics of a batch "
+                "normalisation, differ"
+            )
 
 
 _known: weakref.WeakKeyDictionary[nn.Module, tuple[Any, Fingerprint]] = weakref.WeakKeyDictionary()
 
 
 def fingerprint(model: nn.Module, again: bool = False) -> Fingerprint:
-    """The fingerprint of a model, worked out again when its weights have changed.
+    """The fingerprint of a model, worked out again when its weights or buffers have changed.
 
-    Weights that were changed through `.data` do not tell; `again` does not rely on it.
+    Those that were changed through `.data` do not tell; `again` does not rely on it.
     """
     base = base_model(model)
-    version = (repr(base.config.rope_parameters), [(x.data_ptr(), x._version, x.dtype) for x in base.parameters()])
+    tensors = dict(base.named_parameters()), _saved_buffers(base)
+    weights = [(x.data_ptr(), x._version, x.dtype) for group in tensors for x in group.values()]
+    version = (repr(base.config.rope_parameters), weights)
     if again or base not in _known or _known[base][0] != version:
-        _known[base] = (version, Fingerprint(architecture(base.config), _checksum(base)))
+        _known[base] = (version, Fingerprint(architecture(base.config), *map(_checksum, tensors)))
     return _known[base][1]
 
 
@@ -76,12 +84,24 @@ def architecture(config: SDMConfig) -> dict[str, Any]:
     return {name: copy.deepcopy(getattr(config, name)) for name in names}
 
 
-def _checksum(model: nn.Module) -> str:
+def complete(architecture_before: dict[str, Any]) -> dict[str, Any]:
+    """What a file says of an architecture, with the defaults of the fields that were added since it was written."""
+    return architecture(SDMConfig()) | architecture_before
+
+
+def _saved_buffers(model: nn.Module) -> dict[str, Tensor]:
+    """The others follow from the configuration."""
+    buffers = dict(model.named_buffers())
+    saved = model.state_dict().keys() if buffers else set()
+    return {name: x for name, x in buffers.items() if name in saved}
+
+
+def _checksum(tensors: dict[str, Tensor]) -> str:
     value = 0
-    for name, x in model.named_parameters():
+    for name, x in tensors.items():
         value = zlib.crc32(_bytes(x.detach()), zlib.crc32(f"{name} {x.dtype} {list(x.shape)}".encode(), value))
     return f"{value:08x}"
 
 
 def _bytes(x: Tensor) -> memoryview:
-    return x.contiguous().cpu().view(torch.uint8).numpy().data
+    return x.contiguous().cpu().reshape(-1).view(torch.uint8).numpy().data

@@ -16,6 +16,7 @@ from transformers.utils import logging
 
 from sdm.files import explained, read_json
 from sdm.models.configuration import SDMConfig
+from sdm.models.manifest import check_manifest
 from sdm.models.modeling import SDMForCausalLM
 
 CONFIG = "config.json"
@@ -40,6 +41,7 @@ def load_config(folder: Path) -> SDMConfig:
 
 def load_model(folder: Path) -> SDMForCausalLM:
     """The model in evaluation mode, or a ValueError that names the folder."""
+    check_manifest(folder)
     config = load_config(folder)
     with explained(f"cannot load the weights in {folder}, export or copy them again"):
         check_fit(config, read_shapes(folder))

@@ -234,9 +234,11 @@ class MemoryState:
         device = next(model.parameters()).device
         contents: list[Content] = []
         kinds: list[type[LayerState] | None] = []
-        for place, mixer in enumerate(_mixers(model)):
-            prefix = f"layers.{place}."
-            found = {name.removeprefix(prefix): x.to(device) for name, x in tensors.items() if name.startswith(prefix)}
+        mixers = _mixers(model)
+        for place, (mixer, layer) in enumerate(
+            zip(mixers, state_file.split_layers(path, tensors, len(mixers)), strict=True)
+        ):
+            found = {name: x.to(device) for name, x in layer.items()}
             example, table = mixer.start_state(1), _table(mixer)
             content: Content = {}
             if table is not None:
@@ -245,7 +247,7 @@ class MemoryState:
                 index, rows = state_file.take_slots(path, place, found, slots, memory.head_dim)
                 content[name] = _memory(memory, rows.dtype, (SlotRows(index, rows),))
             expected = {name: x for name, x in _tensors(example).items() if name not in content}
-            state_file.check_tensors(path, place, found, expected)
+            state_file.check_tensors(path, place, found, expected, length)
             contents.append({**content, **found})
             kinds.append(_kind(example))
         owned = sum(x.nbytes for x in tensors.values())

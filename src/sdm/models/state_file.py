@@ -1,4 +1,11 @@
-"""The file format of `sdm.MemoryState`: safetensors, with what it takes to recognise a file in the header."""
+"""The file format of `sdm.MemoryState`: safetensors, with what it takes to recognise a file in the metadata.
+
+    format   "sdm-memory-state"
+    header   JSON: version, length, pending, model (architecture, weights, buffers)
+    sha256   of the header and of every tensor's name, dtype, shape and bytes
+
+In version 1 the checksum was within the header, and of the tensors alone.
+"""
 
 from __future__ import annotations
 
@@ -16,10 +23,10 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from sdm.files import new_file
-from sdm.models.fingerprint import Fingerprint
+from sdm.models.fingerprint import Fingerprint, complete
 
 FORMAT = "sdm-memory-state"
-VERSION = 1
+VERSION = 2
 
 
 def write(
@@ -31,15 +38,10 @@ def write(
 ) -> None:
     path = Path(path)
     tensors = {name: x.detach().cpu().contiguous() for name, x in tensors.items()}
-    header = {
-        "version": VERSION,
-        "length": length,
-        "pending": list(pending),
-        "model": asdict(model_id),
-        "sha256": _digest(tensors),
-    }
+    header = json.dumps({"version": VERSION, "length": length, "pending": list(pending), "model": asdict(model_id)})
+    metadata = {"format": FORMAT, "header": header, "sha256": _digest(header, tensors)}
     with new_file(path) as temporary:
-        save_file(tensors, temporary, metadata={"format": FORMAT, "header": json.dumps(header)})
+        save_file(tensors, temporary, metadata=metadata)
 
 
 def read(path: str | PathLike[str], model_id: Fingerprint) -> tuple[dict[str, Tensor], int, list[int]]:
@@ -52,13 +54,29 @@ def read(path: str | PathLike[str], model_id: Fingerprint) -> tuple[dict[str, Te
             if metadata.get("format") != FORMAT:
                 raise _error(path, "it is a safetensors file, but not a saved MemoryState")
             header = _parse(path, metadata)
-            Fingerprint(**header["model"]).check(model_id, f"the state file {os.fspath(path)!r}")
             tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118, not a mapping
     except (SafetensorError, OSError) as error:
         raise _error(path, f"it is damaged, incomplete or of another format ({error})") from error
-    if _digest(tensors) != header["sha256"]:
+    covered = "" if header["version"] == 1 else metadata["header"]
+    if _digest(covered, tensors) != header["sha256"]:
         raise _error(path, "it is damaged: the contents do not match their checksum")
+    model = header["model"]
+    stored = Fingerprint(complete(model["architecture"]), model["weights"], model.get("buffers"))
+    stored.check(model_id, f"the state file {os.fspath(path)!r}")
     return tensors, header["length"], header["pending"]
+
+
+def split_layers(path: str | PathLike[str], tensors: dict[str, Tensor], layers: int) -> list[dict[str, Tensor]]:
+    """The tensors of each layer, by their names within it."""
+    found: list[dict[str, Tensor]] = [{} for _ in range(layers)]
+    places = {str(place): part for place, part in enumerate(found)}
+    for name, x in tensors.items():
+        prefix, _, rest = name.partition(".")
+        place, _, own = rest.partition(".")
+        if prefix != "layers" or place not in places:
+            raise _error(path, f"it has {name}, which is of none of the model's {layers} layers")
+        places[place][own] = x
+    return found
 
 
 def take_slots(
@@ -68,40 +86,64 @@ def take_slots(
     if not {"slots", "rows"} <= set(found):
         raise _error(path, f"layer {layer} needs slots and rows, got {sorted(found)}")
     index, rows = found.pop("slots"), found.pop("rows")
-    if rows.shape != (len(index), channels) or not rows.is_floating_point() or index.dtype != torch.int64:
-        raise _error(path, f"layer {layer} has rows of shape {list(rows.shape)} for {len(index)} slots")
+    if (
+        index.dim() != 1
+        or rows.shape != (len(index), channels)
+        or not rows.is_floating_point()
+        or index.dtype != torch.int64
+    ):
+        raise _error(path, f"layer {layer} has rows of shape {list(rows.shape)} for slots of shape {list(index.shape)}")
     if len(index) and (index[0] < 0 or index[-1] >= slots or bool((index.diff() <= 0).any())):
         raise _error(path, f"layer {layer} names slots outside 0 ... {slots - 1} or out of order")
     return index, rows
 
 
-def check_tensors(path: str | PathLike[str], layer: int, found: dict[str, Tensor], expected: dict[str, Tensor]) -> None:
+def check_tensors(
+    path: str | PathLike[str], layer: int, found: dict[str, Tensor], expected: dict[str, Tensor], tokens: int
+) -> None:
+    """Compare a layer's tensors with those of a fresh state of the model."""
     if set(found) != set(expected):
         raise _error(path, f"layer {layer} needs {sorted(expected)}, got {sorted(found)}")
     for name, x in found.items():
-        like = expected[name]
-        if x.dim() != like.dim() or len(x) != 1:
-            raise _error(path, f"layer {layer} has {name} of shape {list(x.shape)}, expected {list(like.shape)}")
+        like, shape = expected[name], list(expected[name].shape)
+        if name in ("key", "value") and shape[2] == 0:
+            shape[2] = int(found["length"].sum())  # attention to everything keeps all tokens
+        if list(x.shape) != shape:
+            raise _error(path, f"layer {layer} has {name} of shape {list(x.shape)}, expected {shape}")
+        if x.dtype != like.dtype and not (x.is_floating_point() and like.is_floating_point()):
+            raise _error(path, f"layer {layer} has {name} of {x.dtype}, expected {like.dtype}")
+        if name == "length" and not 0 <= x.item() <= tokens:
+            raise _error(path, f"layer {layer} has seen {x.item()} tokens of {tokens}")
 
 
 def _parse(path: str | PathLike[str], metadata: dict[str, str]) -> dict[str, Any]:
+    """The header, with the checksum, if it has everything that a header has."""
     try:
         header = json.loads(metadata["header"])
-        version, model, digest = header["version"], header["model"], header["sha256"]
-        numbers = [header["length"], *header["pending"]]
-        complete = isinstance(digest, str) and set(model) == {"architecture", "weights"}
-        complete = complete and all(isinstance(number, int) and number >= 0 for number in numbers)
-    except (KeyError, TypeError, ValueError) as error:
+        version = header["version"]
+    except (KeyError, TypeError, ValueError, RecursionError) as error:
         raise _error(path, "its header is damaged") from error
-    if not complete:
+    if version not in (1, VERSION):
+        raise _error(path, f"it has format version {version!r}, this version of sdm reads 1 to {VERSION}")
+    if version != 1:
+        header["sha256"] = metadata.get("sha256")
+    model, pending = header.get("model"), header.get("pending")
+    texts = {"weights"} if version == 1 else {"weights", "buffers"}
+    whole = (
+        isinstance(model, dict)
+        and set(model) == {"architecture"} | texts
+        and isinstance(model["architecture"], dict)
+        and all(isinstance(text, str) for text in (header.get("sha256"), *(model[name] for name in texts)))
+        and isinstance(pending, list)
+        and all(type(number) is int and number >= 0 for number in (header.get("length"), *pending))
+    )
+    if not whole:
         raise _error(path, "its header is damaged")
-    if version != VERSION:
-        raise _error(path, f"it has format version {version}, this version of sdm reads {VERSION}")
     return header
 
 
-def _digest(tensors: dict[str, Tensor]) -> str:
-    digest = hashlib.sha256()
+def _digest(header: str, tensors: dict[str, Tensor]) -> str:
+    digest = hashlib.sha256(header.encode())
     for name in sorted(tensors):
         x = tensors[name].contiguous()
         digest.update(f"{name} {x.dtype} {list(x.shape)}".encode())

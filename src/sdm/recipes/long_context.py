@@ -17,9 +17,8 @@ from sdm.data.config import CorpusConfig
 from sdm.models.saved_folder import load_config
 from sdm.recipes.tiny import tiny_code
 from sdm.training import ModelConfig, ScheduleConfig, TrainConfig, TrainingError
-from sdm.training.config_file import read_config
 from sdm.training.export import exported_folder
-from sdm.training.run_folder import CONFIG
+from sdm.training.run_folder import CONFIG, configuration
 
 LENGTH = 131_072
 PAPER_TOKENS = {8: 4_000_000_000, 13: 16_000_000_000}  # by the level of the ladder
@@ -64,7 +63,7 @@ def continue_from(default: TrainConfig, init_from: Path, sequence_length: int) -
     """The recipe with the model and the data of the run that it starts from; and with sequences of this length."""
     folder = init_from if (init_from / CONFIG).is_file() and not _is_model(init_from) else init_from.parent
     if (folder / CONFIG).is_file() and not _is_model(folder):
-        config = read_config(folder / CONFIG)
+        config = configuration(folder)
         data = config.data
         if isinstance(data, CorpusConfig):
             # The very tokenizer of the export: a BPE trained anew on changed text would be another one.

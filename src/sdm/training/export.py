@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
-import shutil
+import re
 import sys
 from pathlib import Path
 from typing import Any
@@ -14,14 +15,14 @@ from torch import Tensor
 from sdm.data.config import CorpusConfig
 from sdm.data.loader import open_data
 from sdm.data.tokenization import Tokenizer, load_tokenizer
-from sdm.files import new_folder
+from sdm.files import new_folder, remove_leftovers
 from sdm.models import SDMConfig, SDMForCausalLM
 from sdm.models.fingerprint import architecture
+from sdm.models.manifest import MANIFEST, check_manifest, read_manifest, write_manifest
 from sdm.models.saved_folder import INDEX, WEIGHTS, load_model, no_progress_bar
 from sdm.training.checkpoint import CheckpointStore
-from sdm.training.config_file import read_config
 from sdm.training.errors import TrainingError
-from sdm.training.run_folder import CHECKPOINTS, CONFIG, has_begun, recorded_tokenizer
+from sdm.training.run_folder import CHECKPOINTS, CONFIG, configuration, has_begun, recorded_tokenizer
 
 EXPORT = "export"
 _WRITTEN = (
@@ -32,7 +33,9 @@ _WRITTEN = (
     "special_tokens_map.json",
     "modeling_sdm.py",
     INDEX,
+    MANIFEST,
 )
+_PART = re.compile(r"model(-\d{5}-of-\d{5})?\.safetensors")
 # Fields of the architecture that only say how the weights were first drawn, or repeat layer_types.
 _FREE = {"local_layer", "tie_query_initialization"}
 
@@ -41,18 +44,13 @@ def export_model(model: SDMForCausalLM, tokenizer: Tokenizer | None, folder: Pat
     """Write the folder, replacing an older export, and nothing else, only once the new one is complete."""
     try:
         path = folder.resolve()
-        _check_replaceable(path)
-        fresh, older = path.with_name(f".{path.name}-new"), path.with_name(f".{path.name}-old")
-        shutil.rmtree(fresh, ignore_errors=True)
-        with new_folder(fresh) as temporary, no_progress_bar():
+        check_replaceable(path)
+        remove_leftovers(path)
+        with new_folder(path, replace=True) as temporary, no_progress_bar():
             model.save_pretrained(temporary)
             if tokenizer is not None:
                 tokenizer.save(temporary)
-        shutil.rmtree(older, ignore_errors=True)
-        if path.exists():
-            path.rename(older)
-        fresh.rename(path)
-        shutil.rmtree(older, ignore_errors=True)
+            write_manifest(temporary)
     except TrainingError:
         raise
     except (OSError, SafetensorError, ValueError) as error:
@@ -62,19 +60,26 @@ def export_model(model: SDMForCausalLM, tokenizer: Tokenizer | None, folder: Pat
     return folder
 
 
-def _check_replaceable(folder: Path) -> None:
+def check_replaceable(folder: Path, option: str = "--output") -> None:
     """Only a folder that holds an older export, or nothing, may be replaced."""
     if Path.cwd().is_relative_to(folder):
-        raise TrainingError(f"--output: {folder} is the folder you are in, or holds it; name another one")
+        raise TrainingError(f"{option}: {folder} is the folder you are in, or holds it; name another one")
     found = sorted(path.name for path in folder.iterdir()) if folder.exists() else []
-    foreign = [name for name in found if name not in _WRITTEN and not name.endswith(".safetensors")]
+    foreign = [name for name in found if not _is_written(name, folder)]
     if found and not foreign and not _is_export(folder):
         foreign = found
     if foreign:
         raise TrainingError(
-            f"--output: {folder} would be replaced, but {foreign[0]} in it is not of an export; name a new folder, or "
+            f"{option}: {folder} would be replaced, but {foreign[0]} in it is not of an export; name a new folder, or "
             "move what is there"
         )
+
+
+def _is_written(name: str, folder: Path) -> bool:
+    """Whether a file's name is one that an export has; its manifest knows them all."""
+    with contextlib.suppress(OSError, ValueError):
+        return name == MANIFEST or name in read_manifest(folder)
+    return name in _WRITTEN or _PART.fullmatch(name) is not None
 
 
 def _is_export(folder: Path) -> bool:
@@ -95,14 +100,14 @@ def is_unfinished(folder: Path) -> bool:
     if not (folder / CONFIG).is_file():
         return False
     # An export from before the end is there too if the user asked for one, and is older than the newest checkpoint.
-    last = read_config(folder / CONFIG).schedule.steps
+    last = configuration(folder).schedule.steps
     reached = max(CheckpointStore(folder / CHECKPOINTS).steps(), default=None)
     return not (folder / EXPORT / "config.json").is_file() or (reached is not None and reached < last)
 
 
 def restore_run(folder: Path) -> tuple[SDMForCausalLM, Tokenizer | None, int]:
     """The model of a run's newest good checkpoint, its tokenizer if it has one, and the step."""
-    config = read_config(folder / CONFIG)
+    config = configuration(folder)
     if not has_begun(folder):
         raise TrainingError(f"the run in {folder} has no checkpoint yet")
     recorded = recorded_tokenizer(folder) if isinstance(config.data, CorpusConfig) else None
@@ -141,6 +146,10 @@ def exported_folder(path: Path) -> Path:
 def load_weights(model: SDMForCausalLM, path: Path, tokenizer: Tokenizer | None) -> None:
     """Start from the weights of another run. Its architecture and its tokenizer must be those of this one."""
     folder = exported_folder(path)
+    try:
+        check_manifest(folder)
+    except ValueError as error:
+        raise TrainingError(f"init_from: {error}") from error
     theirs_known = tokenizer is not None and (folder / "tokenizer.json").is_file()
     if theirs_known and load_tokenizer(folder).fingerprint != tokenizer.fingerprint:  # type: ignore[union-attr]
         raise TrainingError(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 import statistics
 from collections import deque
 from collections.abc import Callable
@@ -15,6 +16,7 @@ from sdm.training.errors import TrainingStopped
 
 WINDOW = 100
 SMALLEST = 0.5  # nats above the mean, below which nothing is a spike
+_NOT_FINITE = re.compile(r"\b(nan|inf)\b", re.IGNORECASE)
 FEWEST = 20  # losses before spikes are told from ordinary ones
 
 
@@ -47,6 +49,27 @@ class Guard:
         self.spikes = 0
         self.recent.append(loss)
 
+    def explain(
+        self,
+        step: int,
+        error: Exception,
+        model: torch.nn.Module,
+        again: Callable[[], object],
+        advice: Callable[[], str],
+    ) -> None:
+        """Raise `TrainingStopped` if what an op has refused is a number that is not finite: some look before the loss
+        is known. `again` computes what failed once more, to find where it began."""
+        found = _weights_not_finite(model) or _first_not_finite(model, again)
+        if not found and _NOT_FINITE.search(str(error)):
+            found = "All weights and the outputs of all modules are finite."
+        if found:
+            raise TrainingStopped(f"step {step}: {error}. {found} {advice()}") from error
+
+    def check_weights(self, step: int, model: torch.nn.Module, advice: Callable[[], str]) -> None:
+        """Raise `TrainingStopped` unless the weights are worth keeping."""
+        if found := _weights_not_finite(model):
+            raise TrainingStopped(f"step {step} is not saved. {found} {advice()}")
+
     def _is_spike(self, loss: float) -> bool:
         if len(self.recent) < FEWEST:
             return False
@@ -64,15 +87,42 @@ class Guard:
 
 def _culprits(model: torch.nn.Module) -> str:
     """Which weights, then which gradients, are not finite."""
-    weights = [name for name, x in model.named_parameters() if not bool(x.isfinite().all())]
-    if weights:
-        return f"Weights that are not finite: {_few(weights)}."
+    if found := _weights_not_finite(model):
+        return found
     gradients = [
         name for name, x in model.named_parameters() if x.grad is not None and not bool(x.grad.isfinite().all())
     ]
     if gradients:
         return f"The weights are finite; gradients that are not: {_few(gradients)}."
     return "All weights and gradients are finite: their sum of squares overflowed."
+
+
+def _weights_not_finite(model: torch.nn.Module) -> str:
+    names = [name for name, x in model.named_parameters() if not bool(x.isfinite().all())]
+    return f"Weights that are not finite: {_few(names)}." if names else ""
+
+
+@torch.no_grad()
+def _first_not_finite(model: torch.nn.Module, again: Callable[[], object]) -> str:
+    found: list[str] = []
+
+    def look(name: str) -> Callable[..., None]:
+        def hook(module: torch.nn.Module, inputs: Any, output: Any) -> None:
+            tensors = [x for x in (output if isinstance(output, tuple) else (output,)) if isinstance(x, torch.Tensor)]
+            if not found and not all(bool(x.isfinite().all()) for x in tensors):
+                found.append(f"The weights are finite; the output of {name} is not.")
+
+        return hook
+
+    hooks = [module.register_forward_hook(look(name)) for name, module in model.named_modules() if name]
+    try:
+        again()
+    except Exception:
+        pass
+    finally:
+        for hook in hooks:
+            hook.remove()
+    return "".join(found)
 
 
 def _few(names: list[str]) -> str:

@@ -9,6 +9,7 @@ from datetime import timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
+from sdm.ending import silence
 from sdm.files import parse_json, write_bytes
 from sdm.training.config import MonitorConfig
 from sdm.training.errors import TrainingError
@@ -52,18 +53,22 @@ class Monitor:
     def log(self, step: int, metrics: Metrics) -> None:
         with self._path.open("a", encoding="utf-8") as file:
             file.write(json.dumps({"step": step, **metrics}) + "\n")
-        self.display.update(step, metrics)
         if self._tensorboard is not None:
             for name, value in metrics.items():
                 self._tensorboard.add_scalar(name, value, step)
         if self._wandb is not None:
             self._wandb.log(dict(metrics), step=step)
+        # Last: whoever looks on may have gone.
+        self.display.update(step, metrics)
 
     def message(self, text: str) -> None:
         self.display.message(text)
 
     def close(self) -> None:
-        self.display.close()
+        try:
+            self.display.close()
+        except (OSError, SystemExit):  # rich makes a SystemExit of a broken pipe
+            silence(sys.stdout)
         if self._tensorboard is not None:
             self._tensorboard.close()
         if self._wandb is not None:

@@ -10,9 +10,13 @@ from __future__ import annotations
 
 import contextlib
 import math
+import signal
+import sys
 import time
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
+from signal import Signals
 from typing import Any
 
 import torch
@@ -21,6 +25,8 @@ from torch import Tensor
 from sdm.data.batch import Batch, BatchSource
 from sdm.data.config import CorpusConfig
 from sdm.data.loader import Batches, open_data
+from sdm.ending import silence
+from sdm.files import remove_leftovers
 from sdm.models import SDMForCausalLM
 from sdm.training import calibration, preflight, run_folder
 from sdm.training.carried import CarriedStates
@@ -28,7 +34,7 @@ from sdm.training.checkpoint import CheckpointError, CheckpointStore, verify
 from sdm.training.config import TrainConfig
 from sdm.training.config_file import to_json
 from sdm.training.errors import TrainingError, TrainingStopped
-from sdm.training.export import EXPORT, export_model, load_weights, model_tensors
+from sdm.training.export import EXPORT, check_replaceable, export_model, load_weights, model_tensors
 from sdm.training.guards import Guard
 from sdm.training.loss import batch_loss, carried_loss
 from sdm.training.memory_statistics import STEP_TOKENS, MemoryStatistics, evaluating
@@ -45,8 +51,10 @@ class Trainer:
         self.config, self.folder, self._lock = config, folder, -1
         try:
             self._lock = run_folder.claim(folder, config)
+            check_replaceable(folder.resolve() / EXPORT, "--run-dir")
+            remove_leftovers(folder / EXPORT)
             self._prepare()
-            run_folder.record(folder, config, self.tokenizer)
+            self._tokenizer_files = run_folder.record(folder, config, self.tokenizer)
         except OSError as error:
             self.close()
             raise TrainingError(f"the run in {folder} cannot start: {error}") from error
@@ -83,8 +91,8 @@ class Trainer:
         self.guard = Guard(config.guard)
         self.statistics = MemoryStatistics(config.monitor.memory_tokens or STEP_TOKENS, config.monitor.memory_weighted)
         self.store = CheckpointStore(self.folder / run_folder.CHECKPOINTS, config.checkpoint.keep)
-        self.signals = StopSignals()
-        self.step = 0
+        self.signals = StopSignals(self._acknowledge)
+        self.step, self._begun = 0, 0  # steps done, and the one that is being made
         self._speed = _Speed()
         if config.monitor.display != "none":
             self.monitor.message(f"{self._duration()} for {config.schedule.steps} steps")
@@ -121,15 +129,10 @@ class Trainer:
             with self.signals as signals:
                 self.resume()
                 while self.step < steps:
-                    with contextlib.suppress(_Interrupted):
-                        self._advance()
-                    if signals.received is not None:
+                    lost = self._advance()
+                    if signals.received is not None or lost is not None:
                         self.save()
-                        raise TrainingStopped(
-                            f"{signals.received.name}: stopped after step {self.step}, which is saved; the same "
-                            "command continues",
-                            exit_code=128 + signals.received,
-                        )
+                        raise _stopped(self.step, signals.received, lost)
                     if self.step % checkpoint.every == 0 or self.step == steps:
                         self.save()
                 return export_model(self.model, self.tokenizer, self.folder / EXPORT)
@@ -145,24 +148,41 @@ class Trainer:
         run_folder.release(self._lock)
         self._lock = -1
 
-    def _advance(self) -> None:
-        """One step, and the measurements that are due after it."""
+    def _acknowledge(self, number: Signals) -> None:
+        """Say at once that a signal was heard."""
+        doing = f"finishing step {self._begun}" if self._begun else "saving"
+        self.monitor.message(f"{number.name}: {doing}; again to end now")
+
+    def _advance(self) -> BaseException | None:
+        """One step, and the measurements that are due after it. Returns what went wrong in showing them, if anything:
+        the step is complete then, and can be saved."""
         monitor, step = self.config.monitor, self.step + 1
         last = step == self.config.schedule.steps
         log, memory, validate = (
             _due(step, every, last) for every in (monitor.log_every, monitor.memory_every, monitor.validate_every)
         )
         start = time.perf_counter()
-        metrics = self.train_step(watch_memory=self._watches_memory(step))
-        self._speed.add(int(metrics.pop("tokens")), time.perf_counter() - start)
-        if memory:
-            metrics |= self.statistics.take()
-        if validate:
-            metrics |= self.validate()
+        self._begun = step
+        try:
+            metrics = self.train_step(watch_memory=self._watches_memory(step))
+            self._speed.add(int(metrics.pop("tokens")), time.perf_counter() - start)
+            if memory:
+                metrics |= self.statistics.take()
+            if validate:
+                metrics |= self.validate()
+        except _Interrupted:
+            return None
+        finally:
+            self._begun = 0
         if log or memory or validate:
             left = (self.config.schedule.steps - step) * self._speed.seconds / step
             metrics |= {"tokens_per_second": self._speed.take(), "seconds": self._speed.seconds, "seconds_left": left}
-            self.monitor.log(step, metrics)
+            try:
+                self.monitor.log(step, metrics)
+            except (OSError, SystemExit) as error:  # rich makes a SystemExit of a broken pipe
+                silence(sys.stdout)
+                return error
+        return None
 
     def _watches_memory(self, step: int) -> bool:
         """Whether statistics that are due at this step or soon after it rest on its tokens."""
@@ -182,10 +202,11 @@ class Trainer:
             if self.signals.received is not None and (batch.reset is None or place == 0):
                 self._undo(before)
                 raise _Interrupted
-            with self.statistics.watch(self.model) if watch_memory else contextlib.nullcontext():
-                piece_loss = self._loss(piece, num_labels, place)
-            piece_loss.backward()
-            loss += piece_loss.item()
+            with self._explained(piece):
+                with self.statistics.watch(self.model) if watch_memory else contextlib.nullcontext():
+                    piece_loss = self._loss(piece, num_labels, place)
+                piece_loss.backward()
+                loss += piece_loss.item()
         parameters = list(self.model.parameters())
         norm = torch.nn.utils.get_total_norm([x.grad for x in parameters if x.grad is not None])
         # Before clipping, which would spread one gradient that is not finite to all.
@@ -217,6 +238,16 @@ class Trainer:
                 self.carried.keep(place, states)
             return loss
 
+    @contextlib.contextmanager
+    def _explained(self, batch: Batch) -> Iterator[None]:
+        """What an op refuses because the run has diverged ends it like a loss that is not finite."""
+        try:
+            yield
+        except (ValueError, RuntimeError) as error:
+            step, again = self._begun or self.step + 1, lambda: self._loss(batch, 1, 0)
+            self.guard.explain(step, error, self.model, again, self._advice)
+            raise
+
     @torch.no_grad()
     def validate(self) -> dict[str, float]:
         """Mean negative log-likelihood, in nats per token, on held-out data."""
@@ -228,19 +259,22 @@ class Trainer:
         with evaluating(self.model):
             for _, batch in zip(range(count), Batches(self.held_out), strict=False):
                 # The loss is divided by one, so that batches with more to predict weigh more.
-                total += self._loss(batch.to(self.device), 1, 0).item()
+                with self._explained(batch.to(self.device)):
+                    total += self._loss(batch.to(self.device), 1, 0).item()
                 labels += batch.num_labels
         self.carried = training_states
         return {"valid/loss": total / max(labels, 1)}
 
     def save(self) -> Path:
         """Write a checkpoint of everything that the next step depends on."""
+        self.guard.check_weights(self.step, self.model, self._advice)
         state = {
             "data": self.batches.state_dict(),
             "guard": self.guard.state_dict(),
             "carried": self.carried.description(),
             "seconds": self._speed.seconds,
             "config": to_json(self.config),
+            run_folder.TOKENIZER: self._tokenizer_files,
         }
         # Weights that may have diverged must not push out good ones.
         healthy = self.guard.spikes == 0
@@ -311,6 +345,13 @@ class _Speed:
         speed = self._recent_tokens / max(self._recent_seconds, 1e-9)
         self._recent_tokens, self._recent_seconds = 0, 0.0
         return speed
+
+
+def _stopped(step: int, received: Signals | None, lost: BaseException | None) -> TrainingStopped:
+    why = received.name if received is not None else f"the output is gone ({lost})"
+    pipe = isinstance(lost, (BrokenPipeError, SystemExit)) and hasattr(signal, "SIGPIPE")
+    code = 128 + received if received is not None else 128 + signal.SIGPIPE if pipe else 1
+    return TrainingStopped(f"{why}: stopped after step {step}, which is saved; the same command continues", code)
 
 
 def _due(step: int, every: int, last: bool) -> bool:
