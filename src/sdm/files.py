@@ -11,8 +11,9 @@ import secrets
 import shutil
 import stat
 from collections.abc import Iterator
+from io import BufferedReader
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any
 
 from sdm.errors import UserError
 
@@ -33,7 +34,7 @@ def explained(attempt: str) -> Iterator[None]:
         raise UserError(f"{attempt}: {' '.join(str(error).split())}") from error
 
 
-def open_regular(path: Path) -> BinaryIO:
+def open_regular(path: Path) -> BufferedReader:
     """Open a file to read. Pipes and devices, which may never end or never begin, are an OSError."""
     descriptor = os.open(path, os.O_RDONLY | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_BINARY", 0))
     try:

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import hashlib
-import json
 from pathlib import Path
 from typing import Any
 
 from sdm.errors import UserError
-from sdm.files import write_json
+from sdm.files import open_regular, read_json, write_json
 
 MANIFEST = "manifest.json"
 
@@ -18,14 +17,8 @@ def write_manifest(folder: Path) -> None:
 
 
 def read_manifest(folder: Path) -> dict[str, Any]:
-    """The entries by file name. Raises OSError or ValueError if there are none."""
-    try:
-        entries = json.loads((folder / MANIFEST).read_bytes())
-    except RecursionError as error:
-        raise ValueError(f"{MANIFEST} is nested too deeply") from error
-    if not isinstance(entries, dict):
-        raise ValueError(f"{MANIFEST} does not name files")
-    return entries
+    """The entries by file name. Raises OSError or DamagedFile if there are none."""
+    return read_json(folder / MANIFEST)
 
 
 def file_entries(folder: Path) -> dict[str, Any]:
@@ -34,7 +27,7 @@ def file_entries(folder: Path) -> dict[str, Any]:
 
 
 def file_entry(file: Path) -> dict[str, Any]:
-    with file.open("rb") as stream:
+    with open_regular(file) as stream:
         digest = hashlib.file_digest(stream, "sha256")
     return {"size": file.stat().st_size, "sha256": digest.hexdigest()}
 

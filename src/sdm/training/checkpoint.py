@@ -13,7 +13,6 @@ whatever code it holds, and no checksum helps against a file that was made to do
 from __future__ import annotations
 
 import contextlib
-import json
 import os
 import re
 import warnings
@@ -28,7 +27,7 @@ from torch.distributed.checkpoint.api import CheckpointException
 from torch.distributed.checkpoint.filesystem import FileSystem
 from torch.distributed.checkpoint.hf_storage import HuggingFaceStorageReader, HuggingFaceStorageWriter
 
-from sdm.files import new_folder, remove_folder, remove_leftovers, write_json
+from sdm.files import DamagedFile, new_folder, read_json, remove_folder, remove_leftovers, write_json
 from sdm.models.manifest import MANIFEST, file_entry, read_manifest, write_manifest
 from sdm.training.errors import TrainingError
 
@@ -214,10 +213,10 @@ def _read_manifest(path: Path) -> dict[str, Any]:
 def _read_state(path: Path, entries: dict[str, Any]) -> dict[str, Any]:
     _check_entry(path, STATE, entries)
     try:
-        state = json.loads((path / STATE).read_bytes())
-        found = state["format"]
-    except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
+        state = read_json(path / STATE)
+    except (OSError, DamagedFile) as error:
         raise CheckpointError(f"the checkpoint {path} is damaged: {error}") from error
+    found = state.get("format")
     if found != FORMAT:
         raise CheckpointError(f"the checkpoint {path} has format {found}, this version reads {FORMAT}")
     return state

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import json
 import re
 import sys
 from pathlib import Path
@@ -15,7 +14,7 @@ from torch import Tensor
 from sdm.data.config import CorpusConfig
 from sdm.data.loader import open_data
 from sdm.data.tokenization import Tokenizer, load_tokenizer
-from sdm.files import new_folder, remove_leftovers
+from sdm.files import DamagedFile, new_folder, read_json, remove_leftovers
 from sdm.models import SDMConfig, SDMForCausalLM
 from sdm.models.fingerprint import architecture
 from sdm.models.manifest import MANIFEST, check_manifest, read_manifest, write_manifest
@@ -84,8 +83,8 @@ def _is_written(name: str, folder: Path) -> bool:
 
 def _is_export(folder: Path) -> bool:
     try:
-        return json.loads((folder / "config.json").read_bytes())["model_type"] == SDMConfig.model_type
-    except (OSError, ValueError, KeyError, TypeError):
+        return read_json(folder / "config.json").get("model_type") == SDMConfig.model_type
+    except (OSError, DamagedFile):
         return False
 
 
