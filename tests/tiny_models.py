@@ -7,15 +7,14 @@ from typing import Any
 import torch
 
 from sdm.models import SDMConfig, SDMForCausalLM
+from sdm.models.layer_types import layer_names
 
 VOCABULARY = 97
 
-# Everything that a stack can be made of.
+# Everything that a stack can be made of: each global layer type there is, and mixtures.
 STACKS: dict[str, dict[str, Any]] = {
-    "sdm": {"global_layer": "sdm"},
-    "gdn": {"global_layer": "gdn"},
-    "mamba2": {"global_layer": "mamba2"},
-    "full_attention": {"global_layer": "full_attention"},
+    **{name: {"global_layer": name} for name in layer_names("global")},
+    "linear_attention": {"global_layer": "deltanet", "deltanet_correction": False},
     "mixed": {"global_layer": ["full_attention", "sdm"], "global_layer_interval": 2},
     "all_recurrent": {"layer_types": ["sdm", "gdn", "mamba2", "sdm"]},
     "shifted": {
@@ -34,6 +33,7 @@ def tiny_config(stack: str = "sdm", **fields: Any) -> SDMConfig:
         "sliding_window": 5,
         "num_memory_heads": 2,
         "num_slots": 25,
+        "pkm_slots": 25,
         "num_writes": 4,
         "num_reads": 6,
         "initial_state_std": 0.2,

@@ -18,6 +18,7 @@ from typing import Any
 from sdm.errors import UserError
 
 CHECKSUM = "sha256"
+
 LARGEST_JSON = 2**28  # bytes; the largest tokenizers are a tenth of that
 
 

@@ -21,9 +21,11 @@ from sdm.models import MemoryState, SDMForCausalLM
 from sdm.native import core
 
 DATA = Path(__file__).parent / "data"
+VERSIONS = sorted(path.name for path in DATA.iterdir())
+RUNS = [(one, name) for one in VERSIONS for name in ("stream", "recall", "fuzzy") if (DATA / one / name).is_dir()]
 
 
-@pytest.fixture(params=sorted(path.name for path in DATA.iterdir()))
+@pytest.fixture(params=VERSIONS)
 def older(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     """A copy of one version's files, to work in: the runs name their texts relative to it. They used one thread."""
     folder = tmp_path / "older"
@@ -36,7 +38,8 @@ def older(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.Mo
 
 
 def assert_as_recorded(actual: dict[str, Tensor], expected: dict[str, Tensor]) -> None:
-    """Bit for bit on the kind of machine that wrote them; another one rounds differently."""
+    """Bit for bit on the kind of machine that wrote them, another one rounds differently; and only as long as nothing
+    is recorded there that has been rounded in another way since."""
     machine = {"torch": torch.__version__, "cpu": torch.backends.cpu.get_cpu_capability()}
     machine["isa"] = None if core is None else core.isa_name()
     exact = machine == json.loads(Path("machine.json").read_text())
@@ -48,7 +51,7 @@ def assert_as_recorded(actual: dict[str, Tensor], expected: dict[str, Tensor]) -
             torch.testing.assert_close(actual[name], x, rtol=1e-4, atol=1e-5, msg=name)
 
 
-@pytest.mark.parametrize("name", ["stream", "recall", "fuzzy"])
+@pytest.mark.parametrize(("older", "name"), RUNS, indirect=["older"])
 def test_run_goes_on_from_its_checkpoint(older: Path, name: str) -> None:
     main(["train", f"./{name}"])  # a plain name may be that of a recipe
     steps = [json.loads(line)["step"] for line in (older / name / "metrics.jsonl").read_text().splitlines()]

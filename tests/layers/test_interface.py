@@ -15,13 +15,13 @@ from helpers import assert_close, assert_identical
 from sdm.layers import (
     FullAttention,
     GatedDeltaNet,
+    KeyValueState,
     LayerState,
     Mamba2,
     ShiftedKeys,
     SlidingWindowAttention,
     SparseDeltaMemory,
     TokenShift,
-    map_state,
 )
 
 SIZE = 16
@@ -48,16 +48,16 @@ def layer(request: pytest.FixtureRequest) -> nn.Module:
     return LAYERS[request.param]().double()
 
 
-def tensors(state: Any) -> list[Tensor]:
-    return [state] if isinstance(state, Tensor) else list(state.tensors().values())
+def tensors(state: LayerState) -> list[Tensor]:
+    return list(state.tensors().values())
 
 
 def same_state(layer: Any, actual: Any, expected: Any, tolerance: float = 1e-10) -> None:
     """Equal where it matters: a later token cannot tell the two apart. Buffers may differ in their spare places."""
-    probe = torch.randn(tensors(expected)[0].shape[0], 3, SIZE, dtype=torch.float64)
+    probe = torch.randn(expected.streams, 3, SIZE, dtype=torch.float64)
     assert_close([layer(probe, actual)], [layer(probe, expected)], tolerance)
-    if isinstance(expected, Tensor):
-        assert_close([actual], [expected], tolerance)
+    if not isinstance(expected, KeyValueState):
+        assert_close(tensors(actual), tensors(expected), tolerance)
 
 
 def stepwise(layer: Any, x: Tensor, state: Any) -> tuple[Tensor, Any]:
@@ -102,10 +102,10 @@ def test_steps_work_without_no_grad(layer: Any) -> None:
 def test_a_given_state_is_not_changed(layer: Any) -> None:
     x = torch.randn(2, TIME, SIZE, dtype=torch.float64)
     _, state = layer(x, return_state=True)
-    before = copy.deepcopy(map_state(Tensor.detach, state))
+    before = copy.deepcopy(state.map(Tensor.detach))
     layer(x, state, return_state=True)
     _, later = layer(x[:, :0], state, return_state=True)
-    stepwise(layer, x, map_state(lambda x: x.detach().clone(), later))
+    stepwise(layer, x, later.map(lambda x: x.detach().clone()))
     assert_identical(tensors(state), tensors(before))
     # The start of a stream is a fresh tensor each time.
     start = layer.start_state(2)
@@ -137,11 +137,11 @@ def test_padding_changes_nothing(layer: Any, side: str, filled: bool) -> None:
         for row in range(4):
             alone, own = x[row : row + 1, mask[row] == 1], None
             if filled:
-                own = map_state(lambda s, row=row: s[row : row + 1], state)
+                own = state.map(lambda s, row=row: s[row : row + 1])
             for output in (y, again):
                 expected, own = layer(alone, own, return_state=True)
                 assert_close([output[row : row + 1, mask[row] == 1]], [expected], 1e-10)
-            same_state(layer, map_state(lambda s, row=row: s[row : row + 1], final_again), own)
+            same_state(layer, final_again.map(lambda s, row=row: s[row : row + 1]), own)
         # Streams of different lengths step side by side.
         token = torch.randn(4, SIZE, dtype=torch.float64)
         expected = layer(token.unsqueeze(1), final_again).squeeze(1)
@@ -159,10 +159,10 @@ def test_packed_documents_are_separate(layer: Any, filled: bool) -> None:
         y, final = layer(x, state, return_state=True, cu_seqlens=torch.tensor(bounds))
         for document, (start, end) in enumerate(itertools.pairwise(bounds)):
             one = slice(document, document + 1)
-            own = map_state(lambda s, one=one: s[one], state) if filled else None
+            own = state.map(lambda s, one=one: s[one]) if filled else None
             expected, own = layer(x[:, start:end], own, return_state=True)
             assert_close([y[:, start:end]], [expected], 1e-10)
-            same_state(layer, map_state(lambda s, one=one: s[one], final), own)
+            same_state(layer, final.map(lambda s, one=one: s[one]), own)
 
 
 def test_rows_are_independent(layer: Any) -> None:
@@ -214,9 +214,10 @@ def test_states_are_generic(layer: Any) -> None:
     x, rows = torch.randn(3, TIME, SIZE, dtype=torch.float64), torch.tensor([2, 0, 0, 1])
     with torch.no_grad():
         _, state = layer(x[:, :9], return_state=True)
-        assert isinstance(state, Tensor | LayerState)
+        assert isinstance(state, LayerState)
+        assert state.streams == 3
         assert all(part.shape[0] == 3 for part in tensors(state))
-        forked = map_state(lambda part: part.index_select(0, rows), state)
+        forked = state.map(lambda part: part.index_select(0, rows))
         expected = layer(x[:, 9:], state)[rows]
         assert_close([layer(x[rows, 9:], forked)], [expected], 1e-10)
         assert_close([stepwise(layer, x[rows, 9:], forked)[0]], [expected], 1e-10)

@@ -39,11 +39,11 @@ def test_whole_split_and_stepwise_agree(options: dict[str, Any]) -> None:
         for start, end in itertools.pairwise(cuts):
             y, state = layer(x[:, start:end], state=state, return_state=True)
             pieces.append(y)
-        assert_close([torch.cat(pieces, 1), state], [whole, final], 1e-10)
+        assert_close([torch.cat(pieces, 1), state.memory], [whole, final.memory], 1e-10)
     with torch.no_grad():
         state = layer.start_state(2)
         stepwise = torch.stack([layer.step_(x[:, t], state) for t in range(70)], dim=1)
-    assert_close([stepwise, state], [whole, final], 1e-10)
+    assert_close([stepwise, state.memory], [whole, final.memory], 1e-10)
 
 
 @pytest.mark.parametrize("options", OPTIONS)
@@ -57,7 +57,7 @@ def test_padding_changes_nothing(options: dict[str, Any], side: str) -> None:
     padded[0, rows], mask[0, rows] = x[0], 1
     mask[1] = 1
     y_padded, final_padded = layer(padded, attention_mask=mask, return_state=True)
-    assert_close([y_padded[:1, rows], final_padded[:1]], [y, final], 1e-10)
+    assert_close([y_padded[:1, rows], final_padded.memory[:1]], [y, final.memory], 1e-10)
     assert_identical([y_padded[0][mask[0] == 0]], [torch.zeros(12, 32, dtype=torch.float64)])
 
 
@@ -68,8 +68,8 @@ def test_packed_documents_equal_separate_ones(options: dict[str, Any]) -> None:
     x = torch.randn(1, 41, 32, dtype=torch.float64)
     y, final = layer(x, cu_seqlens=torch.tensor(bounds), return_state=True)
     for document, (start, end) in enumerate(itertools.pairwise(bounds)):
-        alone = layer(x[:, start:end], return_state=True)
-        assert_close([y[:, start:end], final[document : document + 1]], alone, 1e-10)
+        alone, after = layer(x[:, start:end], return_state=True)
+        assert_close([y[:, start:end], final.memory[document : document + 1]], [alone, after.memory], 1e-10)
 
 
 @pytest.mark.parametrize("options", OPTIONS)
@@ -87,17 +87,17 @@ def test_a_fresh_state_is_the_learned_one() -> None:
     x = torch.randn(2, 9, 32, dtype=torch.float64)
     assert_close([layer(x, state=layer.start_state(2))], [layer(x)], 1e-12)
     assert layer.initial_state is not None
-    assert_identical([layer.start_state(3)], [layer.initial_state.expand(3, -1, -1, -1)])
+    assert_identical([layer.start_state(3).memory], [layer.initial_state.expand(3, -1, -1, -1)])
     null = make(learned_initial_state=False)
-    assert null.start_state(1).abs().sum() == 0
+    assert null.start_state(1).memory.abs().sum() == 0
 
 
 def test_the_given_state_is_not_changed() -> None:
     layer = make()
     state = layer.start_state(1)
-    before = state.clone()
+    before = state.memory.clone()
     layer(torch.randn(1, 9, 32, dtype=torch.float64), state=state, return_state=True)
-    assert_identical([state], [before])
+    assert_identical([state.memory], [before])
 
 
 def test_training_mode_changes_nothing() -> None:
@@ -111,7 +111,7 @@ def test_half_precision(dtype: torch.dtype) -> None:
     layer = make(torch.float32)
     x = torch.randn(2, 50, 32)
     y, state = layer.to(dtype)(x.to(dtype), return_state=True)
-    assert (y.dtype, state.dtype) == (dtype, torch.float32)
+    assert (y.dtype, state.memory.dtype) == (dtype, torch.float32)
     assert y.isfinite().all()
     # The same rounded weights and input in float32; another rounding of the scores may select other slots.
     expected = layer.float()(x.to(dtype).float())
@@ -254,7 +254,7 @@ def test_padding_of_the_key_input_does_not_count() -> None:
 def test_a_step_refuses_the_state_of_another_layer() -> None:
     layer = sdm.SparseDeltaMemory(16, num_slots=16, num_writes=3, num_reads=3)
     other = sdm.SparseDeltaMemory(16, num_slots=25, num_writes=3, num_reads=3)
-    with pytest.raises(ValueError, match=r"state must be \[B,1,16,16\]"):
+    with pytest.raises(ValueError, match=r"state\.memory must be .*got shape \[2, 1, 25, 16\]"):
         layer.step_(torch.randn(2, 16), other.start_state(2))
-    with pytest.raises(TypeError, match=r"state must be a torch\.Tensor"):
+    with pytest.raises(TypeError, match="state must be a MemoryTable, a tensor or None, got NoneType"):
         layer.step_(torch.randn(2, 16), None)  # type: ignore[arg-type]

@@ -8,8 +8,9 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.flop_counter import FlopCounterMode
 
 import sdm
-from sdm.models.cost import Flops, layer_cost
 from sdm.models.ladder import LEVELS
+from sdm.models.layer_cost import Flops
+from sdm.models.layer_types import LAYER_TYPES
 from tiny_models import STACKS, tiny_config, tiny_model, tokens
 
 # level: SDM state, GDN state, millions of parameters in matrices and embeddings
@@ -84,7 +85,7 @@ def test_state_is_what_the_cache_holds(stack: str) -> None:
     held = 0
     for layer in cache.layers:
         state = layer.state
-        tensors = [state] if isinstance(state, torch.Tensor) else state.tensors().values()
+        tensors = state.tensors().values()
         held += sum(x.numel() for x in tensors if x.is_floating_point())
     assert sdm.cost(model.config).state_elements_at(7) == held
 
@@ -111,14 +112,13 @@ def test_attention_flops_agree_with_the_counter() -> None:
     key = torch.randn(1, 4, context + 1, width // 4)
     with sdpa_kernel(SDPBackend.MATH), FlopCounterMode(display=False) as counter:
         torch.nn.functional.scaled_dot_product_attention(query, key, key)
-    layer = layer_cost(tiny_config("full_attention", num_attention_heads=4), "full_attention")
+    layer = LAYER_TYPES["full_attention"].cost(tiny_config("full_attention", num_attention_heads=4))
     assert counter.get_total_flops() == layer.flops(context).attention
 
 
 def test_sdm_costs_what_gdn_costs() -> None:
     for level in LEVELS:
-        config = sdm.ladder(level)
-        memory, gdn = layer_cost(config, "sdm"), layer_cost(config, "gdn")
+        memory, gdn = (LAYER_TYPES[kind].cost(sdm.ladder(level, kind)) for kind in ("sdm", "gdn"))
         assert memory.memory_flops == gdn.memory_flops
         assert memory.addressing_flops < 0.01 * memory.flops(0).total
         assert memory.state > 100 * gdn.state

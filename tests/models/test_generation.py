@@ -114,11 +114,11 @@ def test_continuing_a_conversation(model: sdm.SDMForCausalLM) -> None:
 def test_decoding_is_in_place_and_windows_stay_small() -> None:
     model = tiny_model("sdm")
     cache = model(tokens(2, 12), use_cache=True).past_key_values
-    table = cache.layers[3].state
+    table = cache.layers[3].state.memory
     size = cache.nbytes
     for _ in range(5):
         model(tokens(2, 1), past_key_values=cache)
-    assert cache.layers[3].state is table
+    assert cache.layers[3].state.memory is table
     assert cache.nbytes == size
     assert cache.layers[0].state.key.shape[2] == model.config.sliding_window
 
@@ -127,17 +127,17 @@ def test_decoding_is_in_place_and_windows_stay_small() -> None:
 def test_reordering_copies_only_what_moves() -> None:
     model = tiny_model("sdm")
     cache = model(tokens(3, 12), use_cache=True).past_key_values
-    table = cache.layers[3].state
+    table = cache.layers[3].state.memory
     before = table.clone()
     cache.reorder_cache(torch.tensor([0, 0, 2]))
-    assert cache.layers[3].state is table
+    assert cache.layers[3].state.memory is table
     assert_identical([table], [before[[0, 0, 2]]])
     cache.reorder_cache(torch.tensor([2, 0, 1]))
     assert_identical([table], [before[[2, 0, 0]]])
     cache.batch_repeat_interleave(2)
     assert cache.batch_size == 6
     cache.batch_select_indices(torch.tensor([5, 0]))
-    assert_identical([cache.layers[3].state], [before[[0, 2]]])
+    assert_identical([cache.layers[3].state.memory], [before[[0, 2]]])
     cache.reset()
     assert (cache.batch_size, cache.get_seq_length(), cache.nbytes) == (-1, 0, 0)
 

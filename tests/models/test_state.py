@@ -118,21 +118,21 @@ def test_forks_of_forks(tmp_path: Path) -> None:
     expected = listen(model, stream[:, :2])
     for ids in stream[:, 2:].split(2, dim=1):
         listen(model, ids, expected)
-    assert_identical([table.table()], [expected.layers[3].state[0]])
+    assert_identical([table.table()], [expected.layers[3].state.memory[0]])
 
 
 def test_diff() -> None:
     model = tiny_model("sdm", num_slots=100)
     cache = listen(model, tokens(1, 6))
     before = sdm.MemoryState.from_cache(model, cache)
-    old = cache.layers[3].state[0].clone()
+    old = cache.layers[3].state.memory[0].clone()
     listen(model, tokens(1, 3), cache)
     after = sdm.MemoryState.from_cache(model, cache)
     changes = after.diff(before)
     assert list(changes) == [3]
     change = torch.zeros(2, 100)
     change[changes[3].head, changes[3].slot] = changes[3].change
-    torch.testing.assert_close(change, (cache.layers[3].state[0] - old).norm(dim=-1))
+    torch.testing.assert_close(change, (cache.layers[3].state.memory[0] - old).norm(dim=-1))
     assert 0 < len(changes[3]) <= 3 * 2 * 4
     assert len(after.diff(after.fork())[3]) == 0
     assert_identical([before.diff(after)[3].slot], [changes[3].slot])
@@ -375,6 +375,6 @@ def test_a_short_conversation_is_a_small_file(shift_keys: bool, tmp_path: Path) 
     model = tiny_model(num_slots=1024, shift_keys=shift_keys)
     state = sdm.MemoryState.from_cache(model, listen(model, tokens(1, 5)))
     state.save(tmp_path / "state")
-    assert (tmp_path / "state").stat().st_size < 0.3 * model.model.layers[3].mixer.initial_state.nbytes
+    assert (tmp_path / "state").stat().st_size < 0.3 * sdm.cost(model.config).state_bytes()
     (changes,) = state.diff(sdm.MemoryState.from_cache(model, listen(model, tokens(1, 5)))).values()
     assert len(changes) > 0

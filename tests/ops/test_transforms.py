@@ -57,7 +57,7 @@ def test_a_compiled_step_is_one_graph(kind: str) -> None:
     state, expected_state = module.start_state(2), module.start_state(2)
     expected = module.step_(x, expected_state)
     y = torch.compile(module.step_, fullgraph=True, backend="aot_eager")(x, state)
-    states = [[s] if isinstance(s, Tensor) else list(s.tensors().values()) for s in (state, expected_state)]
+    states = [list(s.tensors().values()) for s in (state, expected_state)]
     assert_close([y, *states[0]], [expected, *states[1]], 1e-6)
 
 

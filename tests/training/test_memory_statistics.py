@@ -50,7 +50,7 @@ def test_slots_are_those_that_are_written(shift: bool) -> None:
     x, statistics = torch.randn(1, 6, 16), MemoryStatistics(1000)
     with statistics.watch(layer):
         _, state = layer(x, return_state=True)
-    after = state.memory if shift else state
+    after = state.inner.memory if shift else state.memory
     assert statistics.take()["memory/slots_written"] == int(after[0, 0].any(-1).sum()) / 256
 
 

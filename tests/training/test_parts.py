@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import math
 import re
@@ -13,7 +14,9 @@ import pytest
 import torch
 
 from sdm.data import open_data
-from sdm.models import SDMConfig, SDMForCausalLM
+from sdm.errors import UserError
+from sdm.models import SDMForCausalLM
+from sdm.models.configuration import model_fields
 from sdm.training import (
     CheckpointConfig,
     ComputeConfig,
@@ -247,7 +250,7 @@ def test_preflight_knows_what_checkpointing_saves(tmp_path: Path) -> None:
     ],
 )
 def test_impossible_values_name_the_field(make: Any, message: str) -> None:
-    with pytest.raises(TrainingError, match=message):
+    with pytest.raises(UserError, match=message):
         make()
 
 
@@ -293,9 +296,12 @@ def test_configuration_file(tmp_path: Path) -> None:
 
 def test_model_fields_are_those_of_the_model() -> None:
     """Same names, same defaults; sizes aside, which are a laptop's."""
-    sizes = {"vocab_size", "hidden_size", "num_hidden_layers", "global_layer"}
-    for name, field in ModelConfig.__dataclass_fields__.items():
-        assert name in SDMConfig.__dataclass_fields__, name
-        if name not in sizes:
-            assert SDMConfig.__dataclass_fields__[name].default == field.default, name
-    assert isinstance(SDMForCausalLM(ModelConfig(hidden_size=16).build(11)), SDMForCausalLM)
+    own, of_a_run = model_fields(), {field.name: field for field in dataclasses.fields(ModelConfig())}
+    ids = {"pad_token_id", "bos_token_id", "eos_token_id"}
+    assert of_a_run.keys() == own.keys() - ids - {"hidden_act", "use_cache"}
+    for name in of_a_run.keys() - {"vocab_size", "hidden_size", "num_hidden_layers", "global_layer"}:
+        assert of_a_run[name].default == own[name].default, name
+    config = ModelConfig(hidden_size=16, rope_parameters={"rope_theta": 1e4}, rms_norm_eps=1e-5).build(11)
+    assert isinstance(SDMForCausalLM(config), SDMForCausalLM)
+    assert config.rope_parameters["rope_theta"] == 1e4
+    assert ModelConfig.of(config).build(11).to_dict() == config.to_dict()

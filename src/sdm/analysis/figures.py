@@ -12,8 +12,9 @@ from matplotlib.backend_bases import FigureCanvasBase
 from matplotlib.figure import Figure
 
 from sdm.files import new_file
-from sdm.models import ladder
-from sdm.models.cost import layer_cost
+from sdm.models import SDMConfig, cost, ladder
+from sdm.models.layer_cost import LayerCost
+from sdm.models.layer_types import LAYER_TYPES
 
 CONTEXTS = [2**exponent for exponent in range(10, 21)]
 
@@ -26,18 +27,17 @@ def state_vs_flops(level: int = 8) -> Figure:
     config = ladder(level)
     figure, axes = plt.subplots(figsize=(6, 4.2), layout="constrained")
 
-    attention = layer_cost(config, "full_attention")
+    attention = _global_cost(ladder(level, "full_attention"))
     points = [(attention.flops(context).total, attention.state_elements(context)) for context in CONTEXTS]
     axes.plot(*zip(*points, strict=True), "o-", color="tab:green", label="full attention, 1k to 1M tokens")
 
-    assert config.recurrent_key_dim is not None
-    widths = [config.recurrent_key_dim * 2**step for step in range(5)]
-    wider = [layer_cost(ladder(level, "gdn", recurrent_key_dim=width), "gdn") for width in widths]
+    widths = [ladder(level, "gdn").recurrent_key_dim * 2**step for step in range(5)]
+    wider = [_global_cost(ladder(level, "gdn", recurrent_key_dim=width)) for width in widths]
     points = [(layer.flops(0).total, layer.state) for layer in wider]
     axes.plot(*zip(*points, strict=True), "s-", color="tab:gray", label=f"GDN, keys of {widths[0]} to {widths[-1]}")
 
     heads = [count for count in (8, 4, 2, 1) if config.hidden_size % (4 * count) == 0]
-    memories = [layer_cost(ladder(level, num_memory_heads=count), "sdm") for count in heads]
+    memories = [_global_cost(ladder(level, num_memory_heads=count)) for count in heads]
     points = [(layer.flops(0).total, layer.state) for layer in memories]
     axes.plot(*zip(*points, strict=True), "D-", color="tab:purple", label=f"SDM, {heads[0]} to {heads[-1]} heads")
 
@@ -46,6 +46,10 @@ def state_vs_flops(level: int = 8) -> Figure:
     axes.grid(alpha=0.3, which="both")
     axes.legend()
     return figure
+
+
+def _global_cost(config: SDMConfig) -> LayerCost:
+    return next(layer for layer in cost(config).layers if LAYER_TYPES[layer.kind].scope == "global")
 
 
 FIGURES = {"state-vs-flops": state_vs_flops}

@@ -3,13 +3,15 @@
 from sdm.layers.attention import KeyValueState
 from sdm.layers.full_attention import FullAttention
 from sdm.layers.gated_delta_net import GatedDeltaNet
-from sdm.layers.interface import LayerState, SequenceLayer, map_state
+from sdm.layers.interface import SequenceLayer
 from sdm.layers.mamba2 import Mamba2
 from sdm.layers.mlp import GatedMLP, mlp_size
+from sdm.layers.product_key_memory import NoState, ProductKeyMemory
 from sdm.layers.recurrent_state import RecurrentState
 from sdm.layers.shifted_keys import ShiftedKeys, ShiftedState
 from sdm.layers.sliding_window_attention import SlidingWindowAttention
-from sdm.layers.sparse_delta_memory import SparseDeltaMemory
+from sdm.layers.sparse_delta_memory import MemoryTable, SparseDeltaMemory
+from sdm.layers.state import LayerState
 from sdm.layers.token_shift import PreviousToken, TokenShift
 
 __all__ = [
@@ -19,7 +21,10 @@ __all__ = [
     "KeyValueState",
     "LayerState",
     "Mamba2",
+    "MemoryTable",
+    "NoState",
     "PreviousToken",
+    "ProductKeyMemory",
     "RecurrentState",
     "SequenceLayer",
     "ShiftedKeys",
@@ -27,6 +32,5 @@ __all__ = [
     "SlidingWindowAttention",
     "SparseDeltaMemory",
     "TokenShift",
-    "map_state",
     "mlp_size",
 ]

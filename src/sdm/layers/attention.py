@@ -14,15 +14,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from sdm.layers.interface import (
-    LayerState,
-    check_input,
-    check_positive,
-    check_state,
-    default_heads,
-    map_state,
-)
+from sdm.layers.interface import check_input, check_positive, default_heads
 from sdm.layers.rope import Rope, rotate, rotation
+from sdm.layers.state import LayerState, check_state
 from sdm.layers.streams import Streams, documents_of, streams_of
 
 
@@ -40,6 +34,8 @@ class GatedAttention(nn.Module, abc.ABC):
 
     Positions count the valid tokens of a stream, so that padding moves nothing.
     """
+
+    state_type: type[KeyValueState] = KeyValueState
 
     def __init__(self, hidden_size: int, num_heads: int | None, num_kv_heads: int | None, rope: Rope) -> None:
         super().__init__()
@@ -92,16 +88,12 @@ class GatedAttention(nn.Module, abc.ABC):
         state.length += 1
         return self._output(x, mixed)
 
-    def start_state(self, batch_size: int) -> KeyValueState:
-        """The state of streams without tokens, free to be changed in place."""
+    def start_state(self, batch_size: int, learn: bool = False) -> KeyValueState:
+        """The state of streams without tokens, as every `sdm.layers.interface.SequenceLayer` has it."""
         weight = self.key_proj.weight
         shape = (batch_size, self.num_kv_heads, self._start_capacity(), self.head_dim)
         length = torch.zeros(batch_size, dtype=torch.int64, device=weight.device)
-        return KeyValueState(
-            torch.zeros(shape, dtype=weight.dtype, device=weight.device),
-            torch.zeros(shape, dtype=weight.dtype, device=weight.device),
-            length,
-        )
+        return self.state_type(weight.new_zeros(shape), weight.new_zeros(shape), length)
 
     @abc.abstractmethod
     def _attend(
@@ -130,7 +122,7 @@ class GatedAttention(nn.Module, abc.ABC):
         outputs, states = [], []
         for document, (start, end) in enumerate(itertools.pairwise(bounds.tolist())):
             one = slice(document, document + 1)
-            own = map_state(lambda x, one=one: x[one], state) if state is not None else None  # type: ignore[misc]
+            own = None if state is None else state.map(lambda x, one=one: x[one])  # type: ignore[misc]
             query, key, value, place = (x[:, start:end] for x in (query_BTHD, key_BTGD, value_BTGD, position))
             mixed, after = self._attend(query, key, value, place, own, Streams(1), return_state)
             outputs.append(mixed)
@@ -173,7 +165,7 @@ def _stack(states: list[KeyValueState]) -> KeyValueState | None:
     if not states:
         return None
     capacity = max(state.key.shape[2] for state in states)
-    return KeyValueState(
+    return type(states[0])(
         torch.cat([F.pad(state.key, (0, 0, 0, capacity - state.key.shape[2])) for state in states]),
         torch.cat([F.pad(state.value, (0, 0, 0, capacity - state.value.shape[2])) for state in states]),
         torch.cat([state.length for state in states]),

@@ -6,6 +6,8 @@ per key-value head, D head channels, C places of the key-value buffer.
 
 from __future__ import annotations
 
+import dataclasses
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor
@@ -19,11 +21,19 @@ QUERY_BLOCK = 256
 MIN_CAPACITY = 64
 
 
+@dataclasses.dataclass
+class GrowingKeyValues(KeyValueState):
+    """Buffers in which the key at position p lies in place p, with room for tokens to come."""
+
+    def trimmed(self) -> GrowingKeyValues:
+        length = int(self.length.max())
+        return dataclasses.replace(self, key=self.key[:, :, :length], value=self.value[:, :, :length])
+
+
 class FullAttention(GatedAttention):
     """Grouped-query attention of each token to itself and all earlier ones.
 
-    The state is a buffer in which the key at position p lies in place p. It doubles when it is full, so that a step
-    copies the cache only once in a while.
+    The state is a buffer that doubles when it is full, so that a step copies it only once in a while.
 
     Args:
         hidden_size: width of the input and output.
@@ -32,6 +42,8 @@ class FullAttention(GatedAttention):
         rope_theta: base of the rotary frequencies.
         rope: other frequencies than those of rope_theta, for scaled positions.
     """
+
+    state_type = GrowingKeyValues
 
     def __init__(
         self,
@@ -79,7 +91,7 @@ class FullAttention(GatedAttention):
             mixed = _attend_blocks(query, key, value, length)
         if not return_state:
             return mixed.transpose(1, 2), None
-        after = KeyValueState(key.contiguous(), value.contiguous(), length + streams.totals(time, length.device))
+        after = GrowingKeyValues(key.contiguous(), value.contiguous(), length + streams.totals(time, length.device))
         return mixed.transpose(1, 2), after
 
     def _attend_step_(self, query_BHD: Tensor, key_BGD: Tensor, value_BGD: Tensor, state: KeyValueState) -> Tensor:

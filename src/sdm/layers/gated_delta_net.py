@@ -15,12 +15,14 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from sdm.layers.gates import Float32Linear, decay_gate, reset_decay
-from sdm.layers.interface import check_input, check_one_of, check_positive, check_state, default_heads
-from sdm.layers.recurrent_state import RecurrentState
+from sdm.layers.interface import check_input, check_one_of, check_positive, default_heads
+from sdm.layers.recurrent_state import RecurrentState, start_memory
 from sdm.layers.short_convolution import ShortConvolution
+from sdm.layers.state import check_state
 from sdm.layers.streams import streams_of
 from sdm.ops.backends import BACKENDS
 from sdm.ops.gated_delta_rule import gated_delta_rule, gated_delta_step_
+from sdm.ops.state_space import state_space, state_space_step_
 
 OUTPUT_GATES = ("silu", "sigmoid")
 
@@ -41,6 +43,9 @@ class GatedDeltaNet(nn.Module):
         output_gate: "silu" or "sigmoid".
         initial_state_std: scale of the learned state at initialisation.
         norm_eps: of the RMS norm and of the unit lengths.
+        decay: whether the state decays; without, this is DeltaNet.
+        correction: whether a write erases what its key held before; without it and without decay, this is linear
+            attention.
         backend: passed to the op. "auto" on a GPU takes the kernel of flash-linear-attention where it is installed.
     """
 
@@ -55,6 +60,8 @@ class GatedDeltaNet(nn.Module):
         output_gate: str = "silu",
         initial_state_std: float = 0.002,
         norm_eps: float = 1e-6,
+        decay: bool = True,
+        correction: bool = True,
         backend: str = "auto",
     ) -> None:
         super().__init__()
@@ -69,7 +76,7 @@ class GatedDeltaNet(nn.Module):
         if initial_state_std < 0:
             raise ValueError(f"initial_state_std must not be negative, got {initial_state_std}")
         self.output_gate, self.initial_state_std, self.norm_eps = output_gate, initial_state_std, norm_eps
-        self.backend = backend
+        self.correction, self.backend = correction, backend
 
         key_size = self.num_heads * self.key_dim
         self.query_proj = nn.Linear(hidden_size, key_size, bias=False)
@@ -77,9 +84,11 @@ class GatedDeltaNet(nn.Module):
         self.value_proj = nn.Linear(hidden_size, hidden_size, bias=False)
         self.conv = ShortConvolution(2 * key_size + hidden_size, conv_size) if conv_size else None
         self.beta_proj = Float32Linear(hidden_size, self.num_heads, bias=False)
-        self.decay_proj = Float32Linear(hidden_size, self.num_heads, bias=False)
-        self.decay_log_rate = nn.Parameter(torch.empty(self.num_heads))  # log A
-        self.decay_bias = nn.Parameter(torch.empty(self.num_heads))  # b_dt
+        self.decay_proj: Float32Linear | None = None
+        if decay:
+            self.decay_proj = Float32Linear(hidden_size, self.num_heads, bias=False)
+            self.decay_log_rate = nn.Parameter(torch.empty(self.num_heads))  # log A
+            self.decay_bias = nn.Parameter(torch.empty(self.num_heads))  # b_dt
         self.gate_proj = nn.Linear(hidden_size, hidden_size, bias=False)
         self.output_norm = nn.RMSNorm(self.head_dim, eps=norm_eps)
         self.out_proj = nn.Linear(hidden_size, hidden_size, bias=False)
@@ -87,11 +96,12 @@ class GatedDeltaNet(nn.Module):
             self.initial_state = nn.Parameter(torch.empty(self.num_heads, self.key_dim, self.head_dim))
         else:
             self.register_parameter("initial_state", None)
-        self.reset_memory_parameters()
+        self.reset_own_parameters()
 
-    def reset_memory_parameters(self) -> None:
+    def reset_own_parameters(self) -> None:
         """Initialise the gates and the learned state; the projections keep torch's or the model's own scheme."""
-        reset_decay(self.decay_log_rate, self.decay_bias)
+        if self.decay_proj is not None:
+            reset_decay(self.decay_log_rate, self.decay_bias)
         if self.initial_state is not None:
             nn.init.normal_(self.initial_state, std=self.initial_state_std)
 
@@ -138,24 +148,23 @@ class GatedDeltaNet(nn.Module):
         projected = self._project(x, key_input)
         if self.conv is not None:
             projected = self.conv.step_(projected, state.tail)
-        readings = gated_delta_step_(state.memory, *self._heads(projected), *self._gates(x, None))
+        step_ = gated_delta_step_ if self.correction else state_space_step_
+        readings = step_(state.memory, *self._heads(projected), *self._gates(x, None))
         return self._output(x, readings)
 
-    def start_state(self, batch_size: int) -> RecurrentState:
-        """The state of streams without tokens, free to be changed in place."""
-        weight = self.value_proj.weight
-        shape = (batch_size, self.num_heads, self.key_dim, self.head_dim)
-        dtype = torch.promote_types(weight.dtype, torch.float32)
-        if self.initial_state is None:
-            memory = torch.zeros(shape, dtype=dtype, device=weight.device)
-        else:
-            memory = self.initial_state.detach().to(dtype).expand(shape).clone()
-        taps, channels = (self.conv.kernel_size - 1, self.conv.channels) if self.conv is not None else (0, 0)
-        return RecurrentState(memory, torch.zeros(batch_size, taps, channels, dtype=weight.dtype, device=weight.device))
+    def start_state(self, batch_size: int, learn: bool = False) -> RecurrentState:
+        """The state of streams without tokens, as every `sdm.layers.interface.SequenceLayer` has it."""
+        weight, (memory, tail) = self.value_proj.weight, self._state_shapes()
+        started = start_memory(self.initial_state, (batch_size, *memory), weight, learn)
+        return RecurrentState(started, weight.new_zeros(batch_size, *tail))
+
+    def _state_shapes(self) -> tuple[tuple[int, ...], tuple[int, ...]]:
+        """Of a stream's memory and tail."""
+        tail = (self.conv.kernel_size - 1, self.conv.channels) if self.conv is not None else (0, 0)
+        return (self.num_heads, self.key_dim, self.head_dim), tail
 
     def _check_state(self, state: RecurrentState, streams: int, device: torch.device) -> None:
-        tail = (self.conv.kernel_size - 1, self.conv.channels) if self.conv is not None else (0, 0)
-        memory = (self.num_heads, self.key_dim, self.head_dim)
+        memory, tail = self._state_shapes()
         check_state(state, RecurrentState, streams, device, memory=memory, tail=tail)
 
     def _project(self, x: Tensor, key_input: Tensor | None) -> Tensor:
@@ -171,13 +180,17 @@ class GatedDeltaNet(nn.Module):
 
     def _gates(self, x: Tensor, valid: Tensor | None) -> tuple[Tensor, Tensor]:
         beta = torch.sigmoid(self.beta_proj(x))
-        _, log_decay = decay_gate(self.decay_proj(x), self.decay_bias, self.decay_log_rate)
+        log_decay = torch.zeros_like(beta)
+        if self.decay_proj is not None:
+            _, log_decay = decay_gate(self.decay_proj(x), self.decay_bias, self.decay_log_rate)
         if valid is not None:
             beta, log_decay = beta * valid.unsqueeze(-1), log_decay * valid.unsqueeze(-1)
         return beta, log_decay
 
     def _rule(self, *tokens: Tensor, **options: Any) -> tuple[Tensor, Tensor | None]:
         value = tokens[2]
+        if not self.correction:
+            return state_space(*tokens, **options, backend=self.backend)
         # The kernel of flash-linear-attention multiplies in 16 bits and refuses float32.
         if self.backend == "auto" and value.is_cuda and value.dtype != torch.float32 and _fla_kernel() is not None:
             return _run_fla(*tokens, **options)

@@ -1,33 +1,17 @@
-"""What every layer offers, what a state is, and the helpers that the layers share.
+"""What every layer offers, and the checks that the layers share.
 
-A layer mixes tokens over time and keeps what it remembers in a state that it is given and gives back. A state is a
-tensor, or a `LayerState`: a dataclass of tensors. Each tensor has one entry per stream (batch row or document) in its
-first dimension, so that `map_state` can reorder, repeat, fork or move a state without knowing the layer.
+A layer mixes tokens over time and keeps what it remembers in a state that it is given and gives back (`state.py`).
 
 Shapes: B batch, T time.
 """
 
 from __future__ import annotations
 
-import dataclasses
-from collections.abc import Callable
-from typing import Any, Protocol, TypeVar, overload
+from typing import Any, Protocol
 
-import torch
 from torch import Tensor
 
-from sdm.ops.checks import check_shape, check_tensor
-
-
-@dataclasses.dataclass
-class LayerState:
-    """Base of the states that consist of several tensors."""
-
-    def tensors(self) -> dict[str, Tensor]:
-        return {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}
-
-
-StateT = TypeVar("StateT", bound=LayerState)
+from sdm.layers.state import LayerState
 
 
 class SequenceLayer(Protocol):
@@ -58,23 +42,11 @@ class SequenceLayer(Protocol):
     def step_(self, x: Tensor, state: Any) -> Tensor:
         """Decode one token: x [B,hidden_size] gives y of the same shape. The state changes in place; no gradients."""
 
-    def start_state(self, batch_size: int) -> Any:
-        """The state of streams without tokens, free to be changed in place."""
+    def start_state(self, batch_size: int, learn: bool = False) -> LayerState:
+        """The state of streams without tokens, free to be changed in place.
 
-
-@overload
-def map_state(function: Callable[[Tensor], Tensor], state: Tensor) -> Tensor: ...
-
-
-@overload
-def map_state(function: Callable[[Tensor], Tensor], state: StateT) -> StateT: ...
-
-
-def map_state(function: Callable[[Tensor], Tensor], state: Tensor | LayerState) -> Tensor | LayerState:
-    """The state with `function` applied to each of its tensors, e.g. `lambda x: x.index_select(0, rows)`."""
-    if isinstance(state, Tensor):
-        return function(state)
-    return dataclasses.replace(state, **{name: function(x) for name, x in state.tensors().items()})
+        With `learn` it is what a learned initial state gets its gradient through, and not to be changed.
+        """
 
 
 def check_positive(**sizes: int) -> None:
@@ -119,13 +91,3 @@ def check_mask(x: Tensor, attention_mask: Tensor | None, cu_seqlens: Tensor | No
     if attention_mask.shape != x.shape[:2]:
         raise ValueError(f"attention_mask must be [B,T] = {list(x.shape[:2])}, got shape {list(attention_mask.shape)}")
     return attention_mask != 0
-
-
-def check_state(state: Any, kind: type[LayerState], streams: int, device: torch.device, **shapes: Any) -> None:
-    """Raise unless `state` is a `kind` whose tensors have these shapes for each stream; None is any size."""
-    if not isinstance(state, kind):
-        raise TypeError(f"state must be a {kind.__name__} or None, got {type(state).__name__}")
-    for name, shape in shapes.items():
-        x = getattr(state, name)
-        check_tensor(f"state.{name}", x, device)
-        check_shape(f"state.{name}", x, (streams, *shape), "of this layer and one per row or document of x")

@@ -10,9 +10,10 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from sdm.layers.gates import Float32Linear, decay_gate, reset_decay
-from sdm.layers.interface import check_input, check_one_of, check_positive, check_state, default_heads
-from sdm.layers.recurrent_state import RecurrentState
+from sdm.layers.interface import check_input, check_one_of, check_positive, default_heads
+from sdm.layers.recurrent_state import RecurrentState, start_memory
 from sdm.layers.short_convolution import ShortConvolution
+from sdm.layers.state import check_state
 from sdm.layers.streams import streams_of
 from sdm.ops.state_space import SUPPORTED, state_space, state_space_step_
 
@@ -69,9 +70,9 @@ class Mamba2(nn.Module):
         self.gate_proj = nn.Linear(hidden_size, hidden_size, bias=False)
         self.output_norm = nn.RMSNorm(hidden_size, eps=norm_eps)
         self.out_proj = nn.Linear(hidden_size, hidden_size, bias=False)
-        self.reset_memory_parameters()
+        self.reset_own_parameters()
 
-    def reset_memory_parameters(self) -> None:
+    def reset_own_parameters(self) -> None:
         """Initialise the gate and the skip; the projections keep torch's or the model's own scheme."""
         reset_decay(self.decay_log_rate, self.decay_bias, lowest_rate=1.0)
         nn.init.ones_(self.skip)
@@ -114,15 +115,11 @@ class Mamba2(nn.Module):
         readings = state_space_step_(state.memory, query, key, value, *self._gates(x, None))
         return self._output(x, readings, value)
 
-    def start_state(self, batch_size: int) -> RecurrentState:
-        """The state of streams without tokens, free to be changed in place."""
+    def start_state(self, batch_size: int, learn: bool = False) -> RecurrentState:
+        """The state of streams without tokens, as every `sdm.layers.interface.SequenceLayer` has it."""
         weight = self.value_proj.weight
-        memory = (batch_size, self.num_heads, self.key_dim, self.head_dim)
-        tail = (batch_size, self.conv.kernel_size - 1, self.conv.channels)
-        return RecurrentState(
-            torch.zeros(memory, dtype=torch.promote_types(weight.dtype, torch.float32), device=weight.device),
-            torch.zeros(tail, dtype=weight.dtype, device=weight.device),
-        )
+        memory = start_memory(None, (batch_size, self.num_heads, self.key_dim, self.head_dim), weight, learn)
+        return RecurrentState(memory, weight.new_zeros(batch_size, self.conv.kernel_size - 1, self.conv.channels))
 
     def _check_state(self, state: RecurrentState, streams: int, device: torch.device) -> None:
         memory = (self.num_heads, self.key_dim, self.head_dim)

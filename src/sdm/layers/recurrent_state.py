@@ -1,4 +1,4 @@
-"""The state of Gated DeltaNet and Mamba2.
+"""The state of Gated DeltaNet and Mamba2, and what memories start from.
 
 Shapes: S streams (batch rows or documents), H heads, K key channels, D value channels.
 """
@@ -7,9 +7,10 @@ from __future__ import annotations
 
 import dataclasses
 
-from torch import Tensor
+import torch
+from torch import Tensor, nn
 
-from sdm.layers.interface import LayerState
+from sdm.layers.state import LayerState
 
 
 @dataclasses.dataclass
@@ -18,3 +19,12 @@ class RecurrentState(LayerState):
 
     memory: Tensor  # [S,H,K,D], at least float32
     tail: Tensor  # [S, taps - 1, channels] the last inputs of the convolution; no places without one
+
+
+def start_memory(initial_state: nn.Parameter | None, shape: tuple[int, ...], like: Tensor, learn: bool) -> Tensor:
+    """The memories [S,...] of streams without tokens: the learned initial state, or zeros. See `start_state`."""
+    dtype = torch.promote_types(like.dtype, torch.float32)
+    if initial_state is None:
+        return torch.zeros(shape, dtype=dtype, device=like.device)
+    memory = initial_state.to(dtype).expand(shape)
+    return memory if learn else memory.detach().clone()

@@ -11,19 +11,18 @@ import torch
 from torch import Tensor, nn
 
 from sdm.layers.gated_delta_net import GatedDeltaNet
-from sdm.layers.interface import LayerState, check_input, check_state
-from sdm.layers.recurrent_state import RecurrentState
+from sdm.layers.interface import check_input
 from sdm.layers.sparse_delta_memory import SparseDeltaMemory
+from sdm.layers.state import LayerState, check_state
 from sdm.layers.streams import streams_of
 from sdm.layers.token_shift import shift
 
 
 @dataclasses.dataclass
 class ShiftedState(LayerState):
-    """The state of the layer inside, and the last token."""
+    """The state of the layer within, and the last token."""
 
-    memory: Tensor  # [S,H,N,D]
-    tail: Tensor  # of a short convolution; no places without one
+    inner: LayerState
     previous: Tensor  # [S,C]
 
 
@@ -38,14 +37,6 @@ class ShiftedKeys(nn.Module):
         super().__init__()
         self.layer = layer
         self.hidden_size = layer.hidden_size
-
-    @property
-    def update(self) -> str:
-        return getattr(self.layer, "update", "delta")
-
-    @property
-    def initial_state(self) -> Tensor | None:
-        return self.layer.initial_state
 
     def forward(
         self,
@@ -63,7 +54,7 @@ class ShiftedKeys(nn.Module):
         shifted, previous = shift(streams.align(x), None if state is None else state.previous, streams)
         mixed = self.layer(
             x,
-            state=None if state is None else self._inner(state),
+            state=None if state is None else state.inner,
             return_state=return_state,
             attention_mask=attention_mask,
             cu_seqlens=cu_seqlens,
@@ -72,29 +63,24 @@ class ShiftedKeys(nn.Module):
         if not return_state:
             return mixed
         y, after = mixed
-        return y, self._outer(after, previous)
+        return y, ShiftedState(after, previous)
 
     @torch.no_grad()
     def step_(self, x: Tensor, state: ShiftedState) -> Tensor:
         """Decode one token: x [B,hidden_size] gives y of the same shape; `state` changes in place."""
         check_input(x, self.hidden_size, "[B,hidden_size]")
         check_state(state, ShiftedState, x.shape[0], x.device, previous=(self.hidden_size,))
-        y = self.layer.step_(x, self._inner(state), key_input=state.previous.to(x.dtype))  # type: ignore[arg-type]
+        y = self.layer.step_(x, state.inner, key_input=state.previous.to(x.dtype))  # type: ignore[arg-type]
         state.previous.copy_(x)
         return y
 
-    def start_state(self, batch_size: int) -> ShiftedState:
-        """The state of streams without tokens, free to be changed in place."""
-        weight = self.layer.key_proj.weight
-        previous = torch.zeros(batch_size, self.hidden_size, dtype=weight.dtype, device=weight.device)
-        return self._outer(self.layer.start_state(batch_size), previous)
+    def start_state(self, batch_size: int, learn: bool = False) -> ShiftedState:
+        """The state of streams without tokens, as every `sdm.layers.interface.SequenceLayer` has it."""
+        previous = self.layer.key_proj.weight.new_zeros(batch_size, self.hidden_size)
+        return ShiftedState(self.layer.start_state(batch_size, learn), previous)
 
-    def _inner(self, state: ShiftedState) -> Tensor | RecurrentState:
+    def sparse_tables(self) -> dict[str, SparseDeltaMemory]:
+        """As `SparseDeltaMemory.sparse_tables`."""
         if isinstance(self.layer, SparseDeltaMemory):
-            return state.memory
-        return RecurrentState(state.memory, state.tail)
-
-    def _outer(self, state: Tensor | RecurrentState, previous: Tensor) -> ShiftedState:
-        if isinstance(state, Tensor):
-            return ShiftedState(state, previous.new_zeros(len(previous), 0, 0), previous)
-        return ShiftedState(state.memory, state.tail, previous)
+            return {f"inner.{name}": layer for name, layer in self.layer.sparse_tables().items()}
+        return {}

@@ -25,9 +25,9 @@ class ShortConvolution(nn.Module):
         self.channels, self.kernel_size = channels, kernel_size
         self.weight = nn.Parameter(torch.empty(channels, kernel_size))
         self.bias = nn.Parameter(torch.empty(channels)) if bias else None
-        self.reset_parameters()
+        self.reset_own_parameters()
 
-    def reset_parameters(self) -> None:
+    def reset_own_parameters(self) -> None:
         bound = self.kernel_size**-0.5
         nn.init.uniform_(self.weight, -bound, bound)
         if self.bias is not None:

@@ -5,6 +5,7 @@ Shapes: B batch, T time, H heads, N slots, K = sqrt(N), D value channels, W writ
 
 from __future__ import annotations
 
+import dataclasses
 import math
 from collections.abc import Callable
 
@@ -15,6 +16,8 @@ from torch import Tensor, nn
 from sdm.layers.gates import Float32Linear, decay_gate, reset_decay
 from sdm.layers.interface import check_input, check_mask, check_one_of, check_positive
 from sdm.layers.masked_batch_norm import MaskedBatchNorm
+from sdm.layers.recurrent_state import start_memory
+from sdm.layers.state import LayerState, check_state
 from sdm.ops import product_key_topk, sparse_delta_rule, sparse_delta_step_
 from sdm.ops.backends import BACKENDS
 from sdm.ops.checks import check_shape, check_tensor
@@ -22,6 +25,13 @@ from sdm.ops.sparse_delta_rule.inputs import UPDATES, Tokens
 
 WEIGHTINGS = ("softmax", "l2")
 OUTPUT_GATES = ("sigmoid", "silu")
+
+
+@dataclasses.dataclass
+class MemoryTable(LayerState):
+    """The state of a Sparse Delta Memory."""
+
+    memory: Tensor  # [S,H,N,D], at least float32 unless a caller stores it in less
 
 
 class SparseDeltaMemory(nn.Module):
@@ -117,9 +127,9 @@ class SparseDeltaMemory(nn.Module):
             self.initial_state = nn.Parameter(torch.empty(num_heads, self.num_slots, self.head_dim))
         else:
             self.register_parameter("initial_state", None)
-        self.reset_memory_parameters()
+        self.reset_own_parameters()
 
-    def reset_memory_parameters(self) -> None:
+    def reset_own_parameters(self) -> None:
         """Initialise the gates and the learned table; the projections keep torch's or the model's own scheme."""
         reset_decay(self.decay_log_rate, self.decay_bias)
         if self.initial_state is not None:
@@ -128,18 +138,18 @@ class SparseDeltaMemory(nn.Module):
     def forward(
         self,
         x: Tensor,
-        state: Tensor | None = None,
+        state: MemoryTable | Tensor | None = None,
         return_state: bool = False,
         attention_mask: Tensor | None = None,
         cu_seqlens: Tensor | None = None,
         key_input: Tensor | None = None,
-    ) -> Tensor | tuple[Tensor, Tensor]:
+    ) -> Tensor | tuple[Tensor, MemoryTable]:
         """Mix a stretch of tokens.
 
         Args:
             x: [B,T,hidden_size].
-            state: the memory to continue from, [B,H,N,D] ([documents,H,N,D] with cu_seqlens); None starts anew. It is
-                not changed.
+            state: the memory to continue from, or its tensor [B,H,N,D] ([documents,H,N,D] with cu_seqlens); None starts
+                anew. It is not changed.
             return_state: also return the memory after the last token.
             attention_mask: [B,T], zero or False on padding, left or right. Padding leaves the memory as it is and
                 gives zeros.
@@ -162,7 +172,7 @@ class SparseDeltaMemory(nn.Module):
             self.observer(tokens)
         readings, final_state = sparse_delta_rule(
             *tokens,
-            initial_state=self.initial_state if state is None else state,
+            initial_state=self.initial_state if state is None else _table(state).memory,
             num_slots=self.num_slots,
             output_final_state=return_state,
             cu_seqlens=cu_seqlens,
@@ -172,29 +182,29 @@ class SparseDeltaMemory(nn.Module):
         y = self._output(x, readings)
         if mask is not None:
             y = y * mask.unsqueeze(-1)
-        return (y, final_state) if final_state is not None else y
+        return (y, MemoryTable(final_state)) if final_state is not None else y
 
     @torch.no_grad()
-    def step_(self, x: Tensor, state: Tensor, key_input: Tensor | None = None) -> Tensor:
-        """Decode one token: x [B,hidden_size] gives y of the same shape; `state` [B,H,N,D] changes in place."""
+    def step_(self, x: Tensor, state: MemoryTable | Tensor, key_input: Tensor | None = None) -> Tensor:
+        """Decode one token: x [B,hidden_size] gives y of the same shape; `state` changes in place."""
         check_input(x, self.hidden_size, "[B,hidden_size]")
         if key_input is not None:
             check_tensor("key_input", key_input, x.device)
             check_shape("key_input", key_input, tuple(x.shape), "the shape of x")
             key_input = key_input.unsqueeze(1)
-        check_tensor("state", state, x.device)
-        shape = (len(x), self.num_heads, self.num_slots, self.head_dim)
-        check_shape("state", state, shape, f"[B,{self.num_heads},{self.num_slots},{self.head_dim}]")
+        state = _table(state)
+        check_state(state, MemoryTable, len(x), x.device, memory=(self.num_heads, self.num_slots, self.head_dim))
         token = (tensor.squeeze(1) for tensor in self._tokens(x.unsqueeze(1), None, key_input))
-        return self._output(x, sparse_delta_step_(state, *token, update=self.update))
+        return self._output(x, sparse_delta_step_(state.memory, *token, update=self.update))
 
-    def start_state(self, batch_size: int) -> Tensor:
-        """The memory before the first token, [batch_size,H,N,D], free to be changed in place."""
+    def start_state(self, batch_size: int, learn: bool = False) -> MemoryTable:
+        """The state of streams without tokens, as every `sdm.layers.interface.SequenceLayer` has it."""
         shape = (batch_size, self.num_heads, self.num_slots, self.head_dim)
-        dtype = torch.promote_types(self.value_proj.weight.dtype, torch.float32)
-        if self.initial_state is None:
-            return torch.zeros(shape, dtype=dtype, device=self.value_proj.weight.device)
-        return self.initial_state.detach().to(dtype).expand(shape).clone()
+        return MemoryTable(start_memory(self.initial_state, shape, self.value_proj.weight, learn))
+
+    def sparse_tables(self) -> dict[str, SparseDeltaMemory]:
+        """The tensors of the state of which a stream changes few rows, each with the layer that it belongs to."""
+        return {"memory": self}
 
     def _tokens(self, x: Tensor, mask: Tensor | None, key_input: Tensor | None = None) -> Tokens:
         """What the memory is told about each token, [B,T,H,...]; padding neither decays nor writes."""
@@ -244,6 +254,15 @@ class SparseDeltaMemory(nn.Module):
             f"num_writes={self.num_writes}, num_reads={self.num_reads}, "
             f"learned_initial_state={self.initial_state is not None}"
         )
+
+
+def _table(state: MemoryTable | Tensor) -> MemoryTable:
+    """Whoever has nothing but a memory may hand in its tensor."""
+    if isinstance(state, Tensor):
+        return MemoryTable(state)
+    if not isinstance(state, MemoryTable):
+        raise TypeError(f"state must be a MemoryTable, a tensor or None, got {type(state).__name__}")
+    return state
 
 
 def _slots(num_slots: int | None, hidden_size: int, num_heads: int) -> int:

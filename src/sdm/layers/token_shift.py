@@ -10,7 +10,8 @@ import dataclasses
 import torch
 from torch import Tensor, nn
 
-from sdm.layers.interface import LayerState, check_input, check_positive, check_state
+from sdm.layers.interface import check_input, check_positive
+from sdm.layers.state import LayerState, check_state
 from sdm.layers.streams import Streams, streams_of
 
 
@@ -62,10 +63,9 @@ class TokenShift(nn.Module):
         state.previous.copy_(x)
         return y
 
-    def start_state(self, batch_size: int) -> PreviousToken:
-        """The state of streams without tokens, free to be changed in place."""
-        weight = self.current_proj.weight
-        return PreviousToken(torch.zeros(batch_size, self.hidden_size, dtype=weight.dtype, device=weight.device))
+    def start_state(self, batch_size: int, learn: bool = False) -> PreviousToken:
+        """The state of streams without tokens, as every `sdm.layers.interface.SequenceLayer` has it."""
+        return PreviousToken(self.current_proj.weight.new_zeros(batch_size, self.hidden_size))
 
 
 def shift(x: Tensor, previous: Tensor | None, streams: Streams) -> tuple[Tensor, Tensor]:

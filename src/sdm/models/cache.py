@@ -14,8 +14,9 @@ from torch import Tensor
 from transformers import Cache
 from transformers.cache_utils import CacheLayerMixin
 
-from sdm.layers.interface import map_state
+from sdm.layers.state import LayerState
 from sdm.models.configuration import SDMConfig
+from sdm.models.layer_types import LAYER_TYPES
 
 
 class LayerCache(CacheLayerMixin):
@@ -29,7 +30,7 @@ class LayerCache(CacheLayerMixin):
         super().__init__()
         self.layer_type = layer_type
         self.is_sliding = layer_type == "sliding_attention"
-        self.state: Any = None
+        self.state: LayerState | None = None
         self.length = 0
         self._steps: bool | None = None
 
@@ -41,7 +42,7 @@ class LayerCache(CacheLayerMixin):
         if self._steps is None:
             self._steps = _can_step(layer)
         if self.state is not None and one_token and self._steps and not torch.is_grad_enabled():
-            self.state = map_state(_changeable, self.state)
+            self.state = self.state.map(_changeable)
             y = layer.step_(x[:, 0], self.state).unsqueeze(1)
         else:
             y, self.state = layer(x, state=self.state, return_state=True, attention_mask=attention_mask)
@@ -58,11 +59,11 @@ class LayerCache(CacheLayerMixin):
 
     @property
     def batch_size(self) -> int:
-        return -1 if self.state is None else self._tensors()[0].shape[0]
+        return -1 if self.state is None else self.state.streams
 
     @property
     def nbytes(self) -> int:
-        return 0 if self.state is None else sum(x.nbytes for x in self._tensors())
+        return 0 if self.state is None else self.state.nbytes
 
     def get_seq_length(self) -> int:
         return self.length
@@ -79,15 +80,15 @@ class LayerCache(CacheLayerMixin):
     def reorder_cache(self, beam_idx: Tensor) -> None:
         """Row i continues row beam_idx[i]. Only the rows that change hands are copied."""
         if self.state is not None:
-            self.state = map_state(lambda x: _reorder(x, beam_idx.to(x.device)), self.state)
+            self.state = self.state.map(lambda x: _reorder(x, beam_idx.to(x.device)))
 
     def batch_select_indices(self, indices: Tensor) -> None:
         if self.state is not None:
-            self.state = map_state(lambda x: x[indices.to(x.device)], self.state)
+            self.state = self.state.map(lambda x: x[indices.to(x.device)])
 
     def batch_repeat_interleave(self, repeats: int) -> None:
         if self.state is not None:
-            self.state = map_state(lambda x: x.repeat_interleave(repeats, dim=0), self.state)
+            self.state = self.state.map(lambda x: x.repeat_interleave(repeats, dim=0))
 
     def crop(self, tokens_to_remove: int) -> None:
         if tokens_to_remove:
@@ -107,9 +108,6 @@ class LayerCache(CacheLayerMixin):
 
     def update(self, key_states: Tensor, value_states: Tensor, *args: Any, **kwargs: Any) -> tuple[Tensor, Tensor]:
         raise NotImplementedError("this cache is not a store of keys and values; a block calls `mix`")
-
-    def _tensors(self) -> list[Tensor]:
-        return [self.state] if isinstance(self.state, Tensor) else list(self.state.tensors().values())
 
 
 class SDMCache(Cache):
@@ -156,20 +154,11 @@ class SDMCache(Cache):
 
 def _state_sizes(config: SDMConfig) -> dict[str, Any]:
     """The fields that decide about the shapes and the meaning of the states."""
-    names = (
-        "layer_types",
-        "hidden_size",
-        "num_attention_heads",
-        "num_key_value_heads",
-        "sliding_window",
-        "num_memory_heads",
-        "num_slots",
-        "recurrent_key_dim",
-        "short_convolution",
-        "shift_keys",
-        "rope_parameters",
-    )
-    return {name: copy.deepcopy(getattr(config, name)) for name in names}
+    kinds = [LAYER_TYPES[kind] for kind in dict.fromkeys(config.layer_types or ())]
+    names = dict.fromkeys(name for kind in kinds for name in kind.state_fields)
+    return {
+        name: copy.deepcopy(getattr(config, name)) for name in ("layer_types", "hidden_size", "rope_parameters", *names)
+    }
 
 
 def _can_step(layer: Any) -> bool:

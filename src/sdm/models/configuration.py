@@ -4,27 +4,21 @@ import difflib
 import math
 import warnings
 from collections.abc import Sequence
-from dataclasses import fields
 from os import PathLike
-from typing import Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar, get_args
 
-from huggingface_hub.dataclasses import strict
+from huggingface_hub.dataclasses import strict, type_validator
 from transformers import GenerationConfig, PreTrainedConfig
 
 from sdm.models import config_file
+from sdm.models.fields import Field, documented_fields
+from sdm.models.layer_types import LAYER_TYPES, layer_fields, layer_names
+from sdm.models.layer_types.base import check_choices, check_numbers, check_sizes
 from sdm.models.rope import check_rope
 from sdm.ops.backends import BACKENDS
 
-LOCAL_LAYERS = ("sliding_attention", "token_shift")
-GLOBAL_LAYERS = ("sdm", "gdn", "mamba2", "full_attention")
-LAYER_TYPES = (*LOCAL_LAYERS, *GLOBAL_LAYERS)
-
 # What layer_types is derived from.
 _PATTERN = {"num_hidden_layers", "global_layer", "global_layer_interval", "local_layer"}
-
-# Far beyond any model, and small enough that what is counted out from them, layers and divisors, is soon done.
-_LARGEST = {"num_hidden_layers": 10_000, "hidden_size": 2**20}
-_LARGEST_OTHER = 2**40
 
 # What transformers itself hands to a config beside its fields.
 _TRANSFORMERS_KEYS = {
@@ -50,54 +44,7 @@ class SDMConfig(PreTrainedConfig):
     `SDMConfig(vocab_size=97, hidden_size=128, num_hidden_layers=4, global_layer="sdm")` is a working model. Fields that
     are None are derived and then hold the derived value. Values that cannot work raise an error naming the field.
 
-    Args:
-        vocab_size: tokens in the vocabulary.
-        hidden_size: width of the residual stream.
-        num_hidden_layers: number of blocks.
-        global_layer: what the global layers are: "sdm", "gdn", "mamba2" or "full_attention"; or a list that the global
-            layers take in turn, starting anew at its end: ["full_attention", "sdm"] is the paper's mixed hybrid.
-            Derived: "sdm".
-        global_layer_interval: every how many blocks a global layer comes; the others are local. 1 makes every layer
-            global.
-        local_layer: what the other blocks are: "sliding_attention", or "token_shift" for very small models.
-        layer_types: the layer of every block, instead of the pattern: a local or a global one.
-        intermediate_size: hidden width of the MLP. Derived: 8/3 hidden_size, rounded up to intermediate_multiple.
-        intermediate_multiple: see intermediate_size.
-        num_attention_heads: heads of both kinds of attention, of GDN and of Mamba2. Derived: hidden_size / head_dim.
-        head_dim: channels per head. Derived: the largest power of two up to 128 that leaves at least four heads.
-        num_key_value_heads: key-value heads of full attention. Derived: half of num_attention_heads, or the nearest
-            number that divides them.
-        sliding_window: tokens that a local layer sees, the current one included.
-        rope_parameters: {"rope_theta": base of the rotary embedding}; `rope_theta=...` is taken as well. With a
-            "rope_type" of "linear", "yarn" or "llama3" and its keys, as in transformers, positions are stretched.
-            {"full_attention": {...}, "sliding_attention": {...}} tells the two kinds of attention apart.
-        max_position_embeddings: longest stream that the model accepts; None: no limit. No layer needs one.
-        num_memory_heads: heads of an SDM layer. Fewer heads make a larger memory at the same cost.
-        num_slots: slots per head, a perfect square. Derived: (hidden_size / (4 num_memory_heads))^2.
-        num_writes: slots that a token writes, per head. Derived: 64, or all slots if there are fewer.
-        num_reads: slots that a token reads, per head. Derived as num_writes.
-        learned_initial_state: whether SDM starts from a learned memory instead of zeros.
-        initial_state_std: its scale at initialisation.
-        memory_update: "delta", or "slot" for the per-slot form.
-        memory_weighting: "softmax" or "l2".
-        memory_temperature: of that softmax.
-        memory_output_gate: "sigmoid" or "silu".
-        decay_per_write: weight the decay of each written slot by its share of the write.
-        normalize_scores: RMS-normalise the scores that address the memory.
-        query_batch_norm: batch-normalise the read scores.
-        shift_keys: take the keys of SDM and GDN from the token before, an aid for very small models.
-        tie_query_initialization: initialise W_q of SDM and GDN equal to W_k, another one.
-        recurrent_key_dim: key channels per head of GDN, state channels of Mamba2. Derived: head_dim / 2.
-        short_convolution: taps of GDN's and Mamba2's short convolutions; 0 leaves GDN's out.
-        gdn_learned_initial_state: whether GDN starts from a learned state instead of zeros.
-        hidden_act: activation of the MLP; "silu".
-        rms_norm_eps: of every RMS norm.
-        initializer_range: standard deviation of the weights at initialisation.
-        loss_chunk_size: tokens whose logits are in memory together when a training step computes its loss. None
-            computes them all at once and returns them.
-        backend: backend of the ops, see `sdm.ops.available_backends()`.
-        use_cache: whether a forward pass without gradients returns a cache.
-        tie_word_embeddings: whether the output projection is the embedding.
+    The fields of the layers are declared by the layer types, `sdm.models.layer_types`, and are fields like the others.
     """
 
     model_type = "sdm"
@@ -117,48 +64,58 @@ class SDMConfig(PreTrainedConfig):
     }
 
     vocab_size: int = 128_256
+    """Tokens in the vocabulary."""
     hidden_size: int = 768
+    """Width of the residual stream."""
     num_hidden_layers: int = 11
+    """Number of blocks."""
     global_layer: str | list[str] | None = None
+    """What the global layers are; or a list that they take in turn, starting anew at its end: ["full_attention", "sdm"]
+    is the paper's mixed hybrid. Derived: "sdm"."""
     global_layer_interval: int = 4
+    """Every how many blocks a global layer comes; the others are local. 1 makes every layer global."""
     local_layer: str = "sliding_attention"
+    """What the other blocks are: "sliding_attention", or "token_shift" for very small models."""
     layer_types: list[str] | None = None
+    """The layer of every block, instead of the pattern: a local or a global one."""
     intermediate_size: int | None = None
+    """Hidden width of the MLP. Derived: 8/3 hidden_size, rounded up to intermediate_multiple."""
     intermediate_multiple: int = 64
+    """What intermediate_size is rounded up to."""
     num_attention_heads: int | None = None
+    """Heads of both kinds of attention, of GDN and of Mamba2. Derived: hidden_size / head_dim."""
     head_dim: int | None = None
-    num_key_value_heads: int | None = None
-    sliding_window: int = 128
+    """Channels per head. Derived: the largest power of two up to 128 that leaves at least four heads."""
     rope_parameters: dict | None = None
+    """The rotary embedding of attention, as transformers has it: {"rope_theta": its base} and, to stretch it,
+    "rope_type" "linear", "yarn" or "llama3" with what that needs; `rope_theta=...` is taken as well."""
     max_position_embeddings: int | None = 2**20
-    num_memory_heads: int = 1
-    num_slots: int | None = None
-    num_writes: int | None = None
-    num_reads: int | None = None
-    learned_initial_state: bool = True
-    initial_state_std: float | int = 0.002
-    memory_update: str = "delta"
-    memory_weighting: str = "softmax"
-    memory_temperature: float | int = 1.0
-    memory_output_gate: str = "sigmoid"
-    decay_per_write: bool = False
-    normalize_scores: bool = False
-    query_batch_norm: bool = False
-    shift_keys: bool = False
-    tie_query_initialization: bool = False
-    recurrent_key_dim: int | None = None
-    short_convolution: int = 4
-    gdn_learned_initial_state: bool = False
+    """Longest stream that the model accepts; None: no limit. No layer needs one."""
     hidden_act: str = "silu"
+    """Activation of the MLP."""
     rms_norm_eps: float | int = 1e-6
+    """Of every RMS norm."""
     initializer_range: float | int = 0.02
+    """Standard deviation of the weights at initialisation."""
     loss_chunk_size: int | None = 1024
+    """Tokens whose logits are in memory together when a training step computes its loss. None computes them all at once
+    and returns them."""
     backend: str = "auto"
+    """Backend of the ops, see `sdm.ops.available_backends()`."""
     use_cache: bool = True
+    """Whether a forward pass without gradients returns a cache."""
     tie_word_embeddings: bool = False
+    """Whether the output projection is the embedding."""
     pad_token_id: int | None = None
+    """Token of padding."""
     bos_token_id: int | None = None
+    """Token that a text begins with."""
     eos_token_id: int | list[int] | None = None
+    """Token that a text ends with."""
+
+    if TYPE_CHECKING:  # the fields of the layer types
+
+        def __getattr__(self, name: str) -> Any: ...
 
     def __post_init__(self, **kwargs: Any) -> None:
         # What config.json holds is taken as it is: `SDMConfig(**config.to_diff_dict())`.
@@ -166,6 +123,10 @@ class SDMConfig(PreTrainedConfig):
         self.layer_types = kwargs.pop("layer_types", self.layer_types)
         for name in self._unknown(kwargs):
             raise TypeError(f"SDMConfig has no field {name!r}{_nearest(name)}")
+        for name, field in layer_fields().items():
+            value = kwargs.pop(name, field.default)
+            type_validator(name, value, field.type)
+            setattr(self, name, value)
         self.derive()
         super().__post_init__(**kwargs)
         self.validate_rope()
@@ -177,7 +138,7 @@ class SDMConfig(PreTrainedConfig):
         A file may hold what this version does not know, and a user what he has set on a config. It is kept.
         """
         config_dict = config_file.from_file(config_dict)
-        given = {name: kwargs.pop(name) for name in list(kwargs) if name in SDMConfig.__annotations__}
+        given = {name: kwargs.pop(name) for name in list(kwargs) if name in model_fields()}
         if given.keys() & _PATTERN and "layer_types" not in given:
             config_dict.pop("layer_types", None)
         extra = {name: config_dict.pop(name) for name in cls._unknown(config_dict)}
@@ -210,15 +171,16 @@ class SDMConfig(PreTrainedConfig):
 
     def derive(self) -> None:
         """Check the fields and fill in those that are None. A model does it again, for fields that were set since."""
-        self._check_sizes()
+        self._check_fields()
         self._derive_layers()
         self._derive_heads()
-        self._derive_memory()
         if self.intermediate_size is None:
             multiple = self.intermediate_multiple
             self.intermediate_size = math.ceil(8 * self.hidden_size / (3 * multiple)) * multiple
-        if "mamba2" in (self.layer_types or ()) and not self.short_convolution:
-            raise ValueError("short_convolution must be at least 1 for mamba2, got 0")
+        for kind in LAYER_TYPES.values():
+            kind.derive(self)
+        for name in dict.fromkeys(self.layer_types or ()):
+            LAYER_TYPES[name].check(self)
 
     def validate_layer_type(self) -> None:
         """transformers knows a fixed list of layer types; ours are checked when they are derived."""
@@ -230,75 +192,44 @@ class SDMConfig(PreTrainedConfig):
     @classmethod
     def _unknown(cls, values: dict[str, Any]) -> list[str]:
         known = _TRANSFORMERS_KEYS | set(GenerationConfig._get_default_generation_params())
-        known |= {field.name for field in fields(cls)}
+        known |= model_fields().keys() | cls.__dataclass_fields__.keys()
         return [name for name in values if name not in known and not name.startswith("_")]
 
-    def _check_sizes(self) -> None:
-        required = (
+    def takes_none(self, name: str) -> bool:
+        return type(None) in get_args(model_fields()[name].type)
+
+    def _check_fields(self) -> None:
+        check_sizes(
+            self,
             "vocab_size",
             "hidden_size",
             "num_hidden_layers",
             "global_layer_interval",
-            "intermediate_multiple",
-            "sliding_window",
-            "num_memory_heads",
-        )
-        derived = (
             "intermediate_size",
+            "intermediate_multiple",
             "num_attention_heads",
             "head_dim",
-            "num_key_value_heads",
             "max_position_embeddings",
-            "num_slots",
-            "num_writes",
-            "num_reads",
-            "recurrent_key_dim",
             "loss_chunk_size",
         )
-        for name in required + derived:
-            size = getattr(self, name)
-            if size is None and name in derived:
-                continue
-            if not isinstance(size, int) or isinstance(size, bool) or size < 1:
-                raise ValueError(f"{name} must be a positive integer, got {size!r}")
-            largest = _LARGEST.get(name, _LARGEST_OTHER)
-            if size > largest:
-                shown = size if size < 2**64 else f"a number of {size.bit_length()} bits"
-                raise ValueError(f"{name} must be at most {largest}, got {shown}")
-        if not isinstance(self.short_convolution, int) or self.short_convolution < 0:
-            raise ValueError(f"short_convolution must be a number of taps, or 0, got {self.short_convolution!r}")
-        for name in ("initializer_range", "initial_state_std"):
-            if not 0 <= getattr(self, name) < math.inf:
-                raise ValueError(f"{name} must be a number of at least 0, got {getattr(self, name)}")
-        for name in ("rms_norm_eps", "memory_temperature"):
-            if not 0 < getattr(self, name) < math.inf:
-                raise ValueError(f"{name} must be a positive number, got {getattr(self, name)}")
-        choices = {
-            "local_layer": LOCAL_LAYERS,
-            "memory_update": ("delta", "slot"),
-            "memory_weighting": ("softmax", "l2"),
-            "memory_output_gate": ("sigmoid", "silu"),
-            "hidden_act": ("silu",),
-            "backend": ("auto", *BACKENDS),
-        }
-        for name, options in choices.items():
-            if getattr(self, name) not in options:
-                raise ValueError(f"{name} must be one of {options}, got {getattr(self, name)!r}")
+        check_numbers(self, "initializer_range")
+        check_numbers(self, "rms_norm_eps", positive=True)
+        check_choices(self, local_layer=layer_names("local"), hidden_act=("silu",), backend=("auto", *BACKENDS))
 
     def _derive_layers(self) -> None:
         if self.global_layer is not None:
             kinds = [self.global_layer] if isinstance(self.global_layer, str) else list(self.global_layer)
-            _check_layers("global_layer", kinds, GLOBAL_LAYERS)
+            _check_layers("global_layer", kinds, layer_names("global"))
         if self.layer_types is None:
             self.global_layer = self.global_layer or "sdm"
             self.layer_types = self._pattern()
             return
-        _check_layers("layer_types", self.layer_types, LAYER_TYPES)
+        _check_layers("layer_types", self.layer_types, layer_names())
         if len(self.layer_types) != self.num_hidden_layers:
             raise ValueError(
                 f"layer_types names {len(self.layer_types)} layers, but num_hidden_layers = {self.num_hidden_layers}"
             )
-        found = [kind for kind in self.layer_types if kind not in LOCAL_LAYERS]
+        found = [kind for kind in self.layer_types if LAYER_TYPES[kind].scope == "global"]
         if self.global_layer is None:
             kinds = list(dict.fromkeys(found))
             self.global_layer = kinds[0] if len(kinds) == 1 else (found or None)
@@ -348,39 +279,17 @@ class SDMConfig(PreTrainedConfig):
             )
         if self.head_dim % 2:
             raise ValueError(f"head_dim must be even (rotary embeddings turn pairs), got {self.head_dim}")
-        heads = self.num_attention_heads
-        if self.num_key_value_heads is None:
-            divisors = [count for count in range(1, heads + 1) if heads % count == 0]
-            self.num_key_value_heads = min(divisors, key=lambda count: abs(2 * count - heads))
-        elif heads % self.num_key_value_heads:
-            raise ValueError(
-                f"num_attention_heads = {heads} must be divisible by num_key_value_heads = {self.num_key_value_heads}"
-            )
-        if self.recurrent_key_dim is None:
-            self.recurrent_key_dim = self.head_dim // 2
 
-    def _derive_memory(self) -> None:
-        heads = self.num_memory_heads
-        if self.hidden_size % heads:
-            raise ValueError(f"hidden_size = {self.hidden_size} must be divisible by num_memory_heads = {heads}")
-        if self.num_slots is None:
-            self.num_slots = max(1, self.hidden_size // (4 * heads)) ** 2
-        side = math.isqrt(self.num_slots)
-        if side * side != self.num_slots:
-            raise ValueError(
-                f"num_slots must be a perfect square (product keys), got {self.num_slots}; the nearest are {side**2} "
-                f"and {(side + 1) ** 2}"
-            )
-        for name in ("num_writes", "num_reads"):
-            count = getattr(self, name)
-            if count is None:
-                setattr(self, name, min(64, self.num_slots))
-            elif count > self.num_slots:
-                raise ValueError(f"{name} = {count} exceeds num_slots = {self.num_slots}; lower it or add slots")
+
+def model_fields() -> dict[str, Field]:
+    """Every field of a model by name: those of all models, then those of the layer types. The command line has them
+    from here."""
+    own = documented_fields(SDMConfig, inherited=False)
+    return {field.name: field for field in own} | layer_fields()
 
 
 def _nearest(name: str) -> str:
-    close = difflib.get_close_matches(name, [field.name for field in fields(SDMConfig)], n=1)
+    close = difflib.get_close_matches(name, list(model_fields()), n=1)
     return f" (did you mean {close[0]!r}?)" if close else ""
 
 

@@ -5,13 +5,15 @@ from __future__ import annotations
 import copy
 import weakref
 import zlib
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from sdm.models.configuration import SDMConfig
+from sdm.models.configuration import SDMConfig, model_fields
+from sdm.models.fields import documented_fields
+from sdm.models.layer_types import LAYER_TYPES, layer_fields
 
 # Fields that change neither the meaning nor the numbers of a state.
 _FREE = {
@@ -20,7 +22,6 @@ _FREE = {
     "eos_token_id",
     "global_layer",
     "global_layer_interval",
-    "initial_state_std",
     "initializer_range",
     "intermediate_multiple",
     "loss_chunk_size",
@@ -79,14 +80,17 @@ def base_model(model: Any) -> Any:
 
 
 def architecture(config: SDMConfig) -> dict[str, Any]:
-    inherited = {field.name for field in fields(SDMConfig.__mro__[1])}
-    names = [field.name for field in fields(config) if field.name not in _FREE | inherited]
-    return {name: copy.deepcopy(getattr(config, name)) for name in names}
+    """The fields of all models and of the layers of this one that give a state its meaning."""
+    kinds = [LAYER_TYPES[name] for name in dict.fromkeys(config.layer_types or ())]
+    others = layer_fields().keys() - {field.name for kind in kinds for field in documented_fields(kind.fields)}
+    free = _FREE.union(others, *(kind.free_fields for kind in kinds))
+    return {name: copy.deepcopy(getattr(config, name)) for name in model_fields() if name not in free}
 
 
-def complete(architecture_before: dict[str, Any]) -> dict[str, Any]:
-    """What a file says of an architecture, with the defaults of the fields that were added since it was written."""
-    return architecture(SDMConfig()) | architecture_before
+def comparable(before: dict[str, Any], now: dict[str, Any]) -> dict[str, Any]:
+    """What a file says of an architecture. It may say more, of layers that the model has not, and knows nothing of
+    fields that were added since."""
+    return {name: before.get(name, value) for name, value in now.items()}
 
 
 def _saved_buffers(model: nn.Module) -> dict[str, Tensor]:

@@ -18,15 +18,14 @@ from transformers.modeling_layers import GradientCheckpointingLayer
 from transformers.modeling_outputs import BaseModelOutputWithPast, CausalLMOutputWithPast
 from transformers.utils import can_return_tuple
 
-from sdm.layers import GatedDeltaNet, GatedMLP, Mamba2, SparseDeltaMemory
+from sdm.layers import GatedMLP
 from sdm.layers.attention import GatedAttention
 from sdm.layers.masked_batch_norm import MaskedBatchNorm
-from sdm.layers.short_convolution import ShortConvolution
 from sdm.models.arguments import check_extras
 from sdm.models.cache import SDMCache
 from sdm.models.configuration import SDMConfig
+from sdm.models.layer_types import LAYER_TYPES
 from sdm.models.loss import IGNORED, chunked_cross_entropy, next_token_targets
-from sdm.models.mixers import MIXERS
 from sdm.models.rope import rope_of
 from sdm.models.weight_decay import exempt_from_decay
 
@@ -41,7 +40,7 @@ class SDMBlock(GradientCheckpointingLayer):
         self.layer_idx = layer_idx
         self.layer_type = config.layer_types[layer_idx]
         self.mixer_norm = nn.RMSNorm(config.hidden_size, eps=config.rms_norm_eps)
-        self.mixer = MIXERS[self.layer_type](config)
+        self.mixer = LAYER_TYPES[self.layer_type].build(config)
         self.mlp_norm = nn.RMSNorm(config.hidden_size, eps=config.rms_norm_eps)
         self.mlp = GatedMLP(config.hidden_size, config.intermediate_size)
 
@@ -94,12 +93,10 @@ class SDMPreTrainedModel(PreTrainedModel):
                 init.ones_(x)
             for x in (module.bias, module.running_mean):
                 init.zeros_(x)
-        elif isinstance(module, ShortConvolution):
-            _reset_unloaded(module, module.reset_parameters)
-        elif isinstance(module, (SparseDeltaMemory, GatedDeltaNet, Mamba2)):
-            _reset_unloaded(module, module.reset_memory_parameters)
-            if self.config.tie_query_initialization and not isinstance(module, Mamba2):
-                init.copy_(module.query_proj.weight, module.key_proj.weight)
+        elif isinstance(module, SDMBlock):
+            LAYER_TYPES[module.layer_type].initialize(module.mixer, self.config)
+        elif callable(reset := getattr(module, "reset_own_parameters", None)):
+            _reset_unloaded(module, reset)
 
     def no_weight_decay(self) -> set[str]:
         """Names of the parameters that weight decay would harm: norms, biases, gates, decay rates, initial states."""

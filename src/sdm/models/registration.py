@@ -8,7 +8,8 @@ from transformers import AutoConfig, AutoModel, AutoModelForCausalLM, AutoModelF
 from transformers import configuration_utils as configurations
 from transformers.models.auto import modeling_auto
 
-from sdm.models.configuration import LAYER_TYPES, SDMConfig
+from sdm.models.configuration import SDMConfig
+from sdm.models.layer_types import layer_names
 from sdm.models.modeling import SDMForCausalLM, SDMModel
 
 # `Trainer` shifts smoothed labels, lm-eval and pipelines recognise a language model, by the names in these lists.
@@ -28,10 +29,10 @@ def register() -> None:
     for name, model in _NAMES.items():
         getattr(modeling_auto, name, {})[SDMConfig.model_type] = model.__name__
     # Files of earlier versions say `layer_types`; `Trainer` reads them as a config of transformers' base class.
-    configurations.ALLOWED_ATTN_LAYER_TYPES += LAYER_TYPES  # type: ignore[assignment]
+    configurations.ALLOWED_ATTN_LAYER_TYPES += layer_names()  # type: ignore[assignment]
     for name in ("DYNAMIC_LAYER_TYPE_MAPPING", "STATIC_LAYER_TYPE_MAPPING"):
         caches: dict[str, Any] = getattr(cache_utils, name, {})
-        for kind in LAYER_TYPES:
+        for kind in layer_names():
             caches.setdefault(kind, _no_layer_of_transformers)
 
 

@@ -17,11 +17,10 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor, nn
 
-from sdm.layers import SparseDeltaMemory
-from sdm.layers.interface import LayerState
-from sdm.layers.shifted_keys import ShiftedKeys
+from sdm.layers import LayerState, SparseDeltaMemory
+from sdm.layers.state import current_names
 from sdm.models import state_file
-from sdm.models.cache import LayerCache, SDMCache
+from sdm.models.cache import SDMCache
 from sdm.models.fingerprint import Fingerprint, base_model, fingerprint
 
 # A fork of a fork of a fork ... is looked up layer by layer; beyond this depth it is stored anew in one piece.
@@ -100,7 +99,7 @@ class SlotChanges:
         return len(self.slot)
 
 
-# Of one layer, by the names of its state's tensors; a state that is a tensor itself is called "state".
+# Of one layer, by the names of its state's tensors.
 Content = dict[str, Tensor | Memory]
 _State = TypeVar("_State", bound="MemoryState")
 
@@ -124,13 +123,12 @@ class MemoryState:
     def __init__(
         self,
         model_id: Fingerprint,
-        kinds: tuple[type[LayerState] | None, ...],
         contents: tuple[Content, ...],
         length: int,
         owned: int,
         pending: Sequence[int] = (),
     ) -> None:
-        self._model_id, self._kinds, self._contents = model_id, kinds, contents
+        self._model_id, self._contents = model_id, contents
         self._length, self._owned, self.pending = length, owned, tuple(pending)
         vocab_size = model_id.architecture["vocab_size"]
         for token in self.pending:
@@ -165,14 +163,13 @@ class MemoryState:
         model_id = fingerprint(model)
         origin = cache.origin if isinstance(cache.origin, MemoryState) and cache.origin._model_id == model_id else None
         contents: list[Content] = []
-        kinds: list[type[LayerState] | None] = []
         owned = 0
         for place, (mixer, layer) in enumerate(zip(mixers, cache.layers, strict=True)):
             below = {} if origin is None else origin._contents[place]
-            contents.append(_take(mixer, layer, row, below))
-            kinds.append(_kind(layer.state))
+            assert layer.state is not None
+            contents.append(_take(mixer, layer.state, row, below))
             owned += _bytes(contents[-1], below)
-        return cls(model_id, tuple(kinds), tuple(contents), cache.get_seq_length(), owned, pending)
+        return cls(model_id, tuple(contents), cache.get_seq_length(), owned, pending)
 
     def cache(self, model: Any, batch_size: int = 1) -> SDMCache:
         """A cache in which every row continues this state. It holds whole tables and is the caller's to change."""
@@ -180,16 +177,16 @@ class MemoryState:
         if batch_size < 1:
             raise ValueError(f"batch_size must be positive, got {batch_size}")
         cache = SDMCache(model.config)
-        for layer, kind, content in zip(cache.layers, self._kinds, self._contents, strict=True):
+        for layer, mixer, content in zip(cache.layers, _mixers(model), self._contents, strict=True):
             rows = {name: _repeated(x, batch_size) for name, x in content.items()}
-            layer.state = rows["state"] if kind is None else kind(**rows)
+            layer.state = mixer.start_state(0).with_tensors(rows)
             layer.length = self._length
         cache.origin = self
         return cache
 
     def fork(self: _State) -> _State:
         """Another state that goes its own way from here. It shares every tensor with this one."""
-        return type(self)(self._model_id, self._kinds, self._contents, self._length, 0, self.pending)
+        return type(self)(self._model_id, self._contents, self._length, 0, self.pending)
 
     def __len__(self) -> int:
         """Tokens seen, the padding of the row included."""
@@ -233,25 +230,22 @@ class MemoryState:
         tensors, length, pending = state_file.read(path, model_id)
         device = next(model.parameters()).device
         contents: list[Content] = []
-        kinds: list[type[LayerState] | None] = []
         mixers = _mixers(model)
         for place, (mixer, layer) in enumerate(
             zip(mixers, state_file.split_layers(path, tensors, len(mixers)), strict=True)
         ):
+            example, content = mixer.start_state(0), Content()
             found = {name: x.to(device) for name, x in layer.items()}
-            example, table = mixer.start_state(1), _table(mixer)
-            content: Content = {}
-            if table is not None:
-                name, memory = table
+            for name, memory in _tables(mixer).items():
                 slots = memory.num_heads * memory.num_slots
                 index, rows = state_file.take_slots(path, place, found, slots, memory.head_dim)
                 content[name] = _memory(memory, rows.dtype, (SlotRows(index, rows),))
-            expected = {name: x for name, x in _tensors(example).items() if name not in content}
+            found = current_names(found, example)
+            expected = {name: x for name, x in example.tensors().items() if name not in content}
             state_file.check_tensors(path, place, found, expected, length)
             contents.append({**content, **found})
-            kinds.append(_kind(example))
         owned = sum(x.nbytes for x in tensors.values())
-        return cls(model_id, tuple(kinds), tuple(contents), length, owned, pending)
+        return cls(model_id, tuple(contents), length, owned, pending)
 
     def _memories(self) -> dict[int, Memory]:
         """By the index of the layer; a layer has one at most."""
@@ -268,19 +262,9 @@ def _mixers(model: Any) -> list[Any]:
     return [block.mixer for block in base_model(model).layers]
 
 
-def _table(mixer: Any) -> tuple[str, SparseDeltaMemory] | None:
-    """The tensor of a layer's state that is an SDM table, and the layer that it belongs to."""
-    if isinstance(mixer, ShiftedKeys) and isinstance(mixer.layer, SparseDeltaMemory):
-        return "memory", mixer.layer
-    return ("state", mixer) if isinstance(mixer, SparseDeltaMemory) else None
-
-
-def _tensors(state: Tensor | LayerState) -> dict[str, Tensor]:
-    return {"state": state} if isinstance(state, Tensor) else state.tensors()
-
-
-def _kind(state: Tensor | LayerState) -> type[LayerState] | None:
-    return None if isinstance(state, Tensor) else type(state)
+def _tables(mixer: Any) -> dict[str, SparseDeltaMemory]:
+    """The tensors of a layer's state that are SDM tables, each with the layer that it belongs to."""
+    return mixer.sparse_tables() if hasattr(mixer, "sparse_tables") else {}
 
 
 def _bytes(content: Content, below: Content) -> int:
@@ -319,18 +303,18 @@ def _take_table(mixer: SparseDeltaMemory, table_HND: Tensor, below: Memory | Non
     return replace(below, changes=(*below.changes, SlotRows(index, now[index])))
 
 
-def _take(mixer: Any, layer: LayerCache, row: int, below: Content) -> Content:
+def _take(mixer: Any, state: LayerState, row: int, below: Content) -> Content:
     """The state of one row: of a table what differs from the one below, of the rest a copy."""
-    tensors, table, taken = _tensors(layer.state), _table(mixer), Content()
-    if table is not None:
-        name, memory = table
+    taken = Content()
+    state = state.map(lambda x: x[row : row + 1 or None].detach()).trimmed()
+    tables = _tables(mixer)
+    for name, x in state.tensors().items():
         under = below.get(name)
-        taken[name] = _take_table(memory, tensors.pop(name)[row], under if isinstance(under, Memory) else None)
-    rest = {name: x[row : row + 1 or None].detach() for name, x in tensors.items()}
-    if layer.layer_type == "full_attention":
-        # The buffers have room for tokens to come.
-        rest |= {name: rest[name][:, :, : int(rest["length"])] for name in ("key", "value")}
-    return taken | {name: x.clone() for name, x in rest.items()}
+        if name in tables:
+            taken[name] = _take_table(tables[name], x[0], under if isinstance(under, Memory) else None)
+        else:
+            taken[name] = x.clone()
+    return taken
 
 
 def _difference(mine: Memory, theirs: Memory) -> SlotChanges:

@@ -46,8 +46,7 @@ def lengthen(config: TrainConfig, sequence_length: int, steps: int = 50) -> Trai
     other, and memory for one segment of 8192 tokens however long the sequence."""
     if not isinstance(config.data, CorpusConfig):
         raise TrainingError("init_from: only runs on text can be fine-tuned on long sequences")
-    kinds = config.model.build(config.model.vocab_size or 256).layer_types or []
-    checkpointing: Literal["block", "segment"] = "block" if "full_attention" in kinds else "segment"
+    checkpointing: Literal["block", "segment"] = "block" if config.unbounded_layers() else "segment"
     return replace(
         config,
         data=replace(config.data, layout="rows", sequence_length=sequence_length, batch_size=1),
@@ -70,10 +69,7 @@ def continue_from(default: TrainConfig, init_from: Path, sequence_length: int) -
             data = replace(data, tokenizer=str(exported_folder(init_from)))
         config = replace(config, data=data, init_from=init_from)
     else:
-        found = load_config(exported_folder(init_from))
-        names = set(ModelConfig.__dataclass_fields__) & set(found.to_dict())
-        values = {name: getattr(found, name) for name in names - {"global_layer"}}
-        model = ModelConfig(**values | {"layer_types": tuple(found.layer_types or ())})
+        model = ModelConfig.of(load_config(exported_folder(init_from)))
         assert isinstance(default.data, CorpusConfig)
         data = replace(default.data, tokenizer=str(exported_folder(init_from)))
         config = replace(default, model=model, data=data, init_from=init_from)

@@ -6,6 +6,8 @@ from typing import Annotated
 
 from typing_extensions import Doc
 
-from sdm.training.model_config import LayerType
+from sdm.models.layer_types import layer_names
 
-GlobalLayer = Annotated[LayerType, Doc("The global layer, which models are compared by.")]
+GlobalLayer = Annotated[
+    str, Doc(f"The global layer, which models are compared by: {', '.join(layer_names('global'))}.")
+]

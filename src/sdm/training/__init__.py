@@ -1,5 +1,6 @@
 """Training: from a typed configuration to a run's folder that can be continued, exported and trusted."""
 
+from sdm.models.model_config import ModelConfig
 from sdm.training.config import (
     CheckpointConfig,
     ComputeConfig,
@@ -10,7 +11,6 @@ from sdm.training.config import (
     TrainConfig,
 )
 from sdm.training.errors import TrainingError, TrainingStopped
-from sdm.training.model_config import ModelConfig
 from sdm.training.trainer import Trainer
 
 __all__ = [

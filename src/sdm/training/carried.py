@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from sdm.layers.interface import map_state
+from sdm.layers.state import LayerState, current_names
 from sdm.models import SDMForCausalLM
 from sdm.training.loss import States, begin_streams
 
@@ -22,45 +22,43 @@ class CarriedStates:
         return begin_streams(model, self._states[piece], reset)
 
     def keep(self, piece: int, states: States) -> None:
-        self._states[piece] = [map_state(Tensor.detach, state) for state in states]
+        self._states[piece] = [state.map(Tensor.detach) for state in states]
 
     def tensors(self) -> dict[str, Tensor]:
         """By `piece.layer.name`."""
-        found: dict[str, Tensor] = {}
-        for piece, states in enumerate(self._states):
-            for layer, state in enumerate(states or ()):
-                parts = {"state": state} if isinstance(state, Tensor) else state.tensors()
-                found |= {f"{piece}.{layer}.{name}": x for name, x in parts.items()}
-        return {name: x for name, x in found.items() if x.numel()}
+        return {
+            f"{piece}.{layer}.{name}": x
+            for piece, states in enumerate(self._states)
+            for layer, state in enumerate(states or ())
+            for name, x in state.tensors().items()
+            if x.numel()
+        }
 
     def description(self) -> list[Any]:
         """What it takes to make room for the tensors again: per piece and layer, shapes and dtypes by name."""
-        return [
-            None
-            if states is None
-            else [
-                {
-                    name: [list(x.shape), str(x.dtype).removeprefix("torch.")]
-                    for name, x in ({"state": state} if isinstance(state, Tensor) else state.tensors()).items()
-                }
-                for state in states
-            ]
-            for states in self._states
-        ]
 
-    def prepare(self, model: SDMForCausalLM, description: list[Any], device: torch.device) -> None:
-        """States of the described shapes, for a checkpoint to fill."""
+        def describe(state: LayerState) -> dict[str, Any]:
+            return {name: [list(x.shape), str(x.dtype).removeprefix("torch.")] for name, x in state.tensors().items()}
 
-        def make(mixer: Any, layer: dict[str, Any]) -> Any:
-            parts = {
-                name: torch.zeros(shape, dtype=getattr(torch, dtype), device=device)
-                for name, (shape, dtype) in layer.items()
-            }
-            example = mixer.start_state(1)
-            return parts["state"] if isinstance(example, Tensor) else type(example)(**parts)
+        return [None if states is None else [describe(state) for state in states] for states in self._states]
 
+    def prepare(self, model: SDMForCausalLM, description: list[Any], device: torch.device) -> dict[str, str]:
+        """States of the described shapes, for a checkpoint to fill. Returns by what name the checkpoint has those
+        tensors that are called otherwise today."""
         mixers = [block.mixer for block in model.model.layers]
-        self._states = [
-            None if states is None else [make(mixer, layer) for mixer, layer in zip(mixers, states, strict=True)]
-            for states in description
-        ]
+        older: dict[str, str] = {}
+        self._states = [None] * len(description)
+        for piece, layers in enumerate(description):
+            if layers is None:
+                continue
+            self._states[piece] = states = []
+            for place, (mixer, layer) in enumerate(zip(mixers, layers, strict=True)):
+                example = mixer.start_state(0)
+                written = current_names({name: name for name in layer}, example)
+                older |= {f"{piece}.{place}.{name}": f"{piece}.{place}.{written[name]}" for name in written}
+                parts = {}
+                for name, old in written.items():
+                    shape, dtype = layer[old]
+                    parts[name] = torch.zeros(shape, dtype=getattr(torch, dtype), device=device)
+                states.append(example.with_tensors(parts))
+        return {name: old for name, old in older.items() if name != old}

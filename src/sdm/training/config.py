@@ -8,8 +8,9 @@ from typing import Literal
 
 from sdm.data.config import CorpusConfig, DataConfig
 from sdm.data.errors import LARGEST
+from sdm.models.layer_types import LAYER_TYPES
+from sdm.models.model_config import ModelConfig
 from sdm.training.errors import TrainingError
-from sdm.training.model_config import ModelConfig
 
 LARGEST_STEPS = 10**9  # at a step a second, thirty years
 LARGEST_THREADS = 1024  # far more end the process, without a word, where they cannot be started
@@ -215,15 +216,20 @@ class TrainConfig:
                 f"{self.compute.accumulation}"
             )
         layout = self.data.layout if isinstance(self.data, CorpusConfig) else "rows"
-        kinds = self.model.build(self.model.vocab_size or 256).layer_types or []
         segments = self.compute.checkpointing == "segment"
         if segments and layout == "packed":
             raise TrainingError('compute.checkpointing = "segment" needs data.layout "rows" or "stream", got "packed"')
-        if (segments or layout == "stream") and "full_attention" in kinds:
+        if segments or layout == "stream":
             what = 'compute.checkpointing = "segment"' if segments else 'data.layout = "stream"'
-            raise TrainingError(f"{what} carries states on, which full_attention does not have")
+            for kind in self.unbounded_layers():
+                raise TrainingError(f"{what} carries states on, and that of {kind} grows with every token")
         if layout == "stream" and self.compute.checkpointing == "block":
             raise TrainingError('data.layout = "stream" takes compute.checkpointing "none" or "segment", got "block"')
+
+    def unbounded_layers(self) -> list[str]:
+        """The layers whose state grows, so that no stream can carry it on."""
+        kinds = self.model.build(self.model.vocab_size or 256).layer_types or []
+        return [kind for kind in kinds if not LAYER_TYPES[kind].bounded_state]
 
 
 def _check_positive(section: str, **values: float) -> None:

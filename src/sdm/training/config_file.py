@@ -8,8 +8,9 @@ import typing
 from pathlib import Path
 from typing import Any, TypeVar
 
-from sdm.data.errors import DataError
+from sdm.errors import UserError
 from sdm.files import DamagedFile, read_json, write_json
+from sdm.models.model_config import ModelConfig
 from sdm.training.config import TrainConfig
 from sdm.training.errors import TrainingError
 
@@ -31,6 +32,8 @@ def from_json(kind: type[_T], values: Any, name: str = "config") -> _T:
     """The inverse of `to_json`."""
     if not isinstance(values, dict):
         raise TrainingError(f"{name} must be an object, got {values!r}")
+    if kind is ModelConfig:
+        kind = ModelConfig.dataclass()  # type: ignore[assignment]
     hints = typing.get_type_hints(kind)
     known = {field.name for field in dataclasses.fields(kind)}  # type: ignore[arg-type]
     for key in values.keys() - known - {KIND}:
@@ -50,7 +53,7 @@ def read_config(path: Path) -> TrainConfig:
         raise TrainingError(f"{path.parent} is not a run's folder: it has no {path.name}") from error
     except DamagedFile as error:
         raise TrainingError(str(error)) from error
-    except (TrainingError, DataError) as error:
+    except UserError as error:
         raise TrainingError(f"{path}: {error}") from error
 
 
@@ -67,7 +70,7 @@ def differences(old: Any, new: Any, name: str = "") -> list[tuple[str, Any, Any]
 def _value(hint: Any, value: Any, name: str) -> Any:
     """A value of the type that a field has, or an error that names the field."""
     options = typing.get_args(hint) if typing.get_origin(hint) in (typing.Union, types.UnionType) else (hint,)
-    classes: list[Any] = [option for option in options if dataclasses.is_dataclass(option)]
+    classes: list[Any] = [option for option in options if dataclasses.is_dataclass(option) or option is ModelConfig]
     if classes:
         kind = value.get(KIND) if isinstance(value, dict) else None
         chosen = [option for option in classes if kind in _names(option)]
@@ -101,7 +104,7 @@ def _fits(hint: Any, value: Any) -> bool:
         return isinstance(value, (int, float)) and not isinstance(value, bool)
     if hint is int:
         return isinstance(value, int) and not isinstance(value, bool)
-    return isinstance(value, str if hint is Path else hint)
+    return isinstance(value, str if hint is Path else origin or hint)
 
 
 def _converted(hint: Any, value: Any) -> Any:

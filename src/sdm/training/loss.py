@@ -7,18 +7,16 @@ Shapes: B rows, T time.
 
 from __future__ import annotations
 
-from typing import Any
-
 import torch
 from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
 from sdm.data.batch import IGNORED, Batch
-from sdm.layers.interface import LayerState, map_state
+from sdm.layers import LayerState
 from sdm.models import SDMCache, SDMForCausalLM
 from sdm.models.loss import chunked_cross_entropy
 
-States = list[Any]
+States = list[LayerState]
 
 
 def batch_loss(model: SDMForCausalLM, batch: Batch, num_labels: int) -> Tensor:
@@ -43,7 +41,9 @@ def carried_loss(
             for layer, state in zip(cache.layers, before, strict=True):
                 layer.state = state
         hidden = model.model(input_ids=input_ids, past_key_values=cache, use_cache=True).last_hidden_state
-        return _cross_entropy(model, hidden, labels, num_labels), [layer.state for layer in cache.layers]
+        return _cross_entropy(model, hidden, labels, num_labels), [
+            state for layer in cache.layers if (state := layer.state) is not None
+        ]
 
     if segment_length is None:
         return segment(batch.input_ids, batch.labels, states)
@@ -64,25 +64,13 @@ def begin_streams(model: SDMForCausalLM, states: States | None, reset: Tensor) -
     [B] says that a row begins anew. A learned initial state gets its gradient from the rows that begin."""
     if states is None or bool(reset.all()):
         return None
-    carried = [map_state(Tensor.detach, state) for state in states]
+    carried = [state.map(Tensor.detach) for state in states]
     if not bool(reset.any()):
         return carried
-    return [_restart(block.mixer, state, reset) for block, state in zip(model.model.layers, carried, strict=True)]
-
-
-def _restart(mixer: Any, state: Tensor | LayerState, reset: Tensor) -> Tensor | LayerState:
-    fresh = mixer.start_state(len(reset))
-    table = mixer.initial_state if getattr(mixer, "initial_state", None) is not None else None
-
-    def choose(new: Tensor, old: Tensor) -> Tensor:
-        return torch.where(reset.view(-1, *[1] * (old.dim() - 1)), new.to(old.dtype), old)
-
-    if isinstance(state, Tensor):
-        return choose(fresh if table is None else table.expand_as(state), state)
-    new = fresh.tensors()
-    if table is not None:
-        new["memory"] = table.expand_as(new["memory"])
-    return type(state)(**{name: choose(new[name], x) for name, x in state.tensors().items()})
+    return [
+        state.restarted(reset, block.mixer.start_state(len(reset), learn=True))
+        for block, state in zip(model.model.layers, carried, strict=True)
+    ]
 
 
 def _cross_entropy(model: SDMForCausalLM, hidden: Tensor, labels: Tensor, num_labels: int) -> Tensor:

@@ -291,8 +291,9 @@ class Trainer:
     def _restore(self, state: dict[str, Any]) -> None:
         self.batches.load_state_dict(state["data"])
         self.guard.load_state_dict(state["guard"])
-        self.carried.prepare(self.model, state["carried"], self.device)
-        tensors = self._tensors()
+        older = self.carried.prepare(self.model, state["carried"], self.device)
+        older = {f"carried.{name}": f"carried.{old}" for name, old in older.items()}
+        tensors = {older.get(name, name): x for name, x in self._tensors().items()}
         self.store.load(state["step"], tensors)
         torch.set_rng_state(tensors["random.cpu"])
         if self.device.type == "cuda":

@@ -1,0 +1,126 @@
+"""A static product-key memory (Lample et al. 2019): a learned table of which every token reads a few slots.
+
+Shapes: B batch, T time, S streams, H heads, N slots, D value channels, R reads.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from sdm.layers.interface import check_input, check_mask, check_one_of, check_positive
+from sdm.layers.state import LayerState, check_state
+from sdm.ops import product_key_topk
+from sdm.ops.backends import BACKENDS
+from sdm.ops.checks import check_cu_seqlens
+
+
+@dataclasses.dataclass
+class NoState(LayerState):
+    """Nothing is remembered; only how many streams there are."""
+
+    nothing: Tensor  # [S,0]
+
+
+class ProductKeyMemory(nn.Module):
+    """Reads `num_reads` slots of a learned table, found by product keys; nothing is ever written.
+
+    It is a `SparseDeltaMemory` without writes: the same addresses, norm, gate and projections, on a table that is the
+    same for every stream. It sees one token at a time, so that what it adds to a model is knowledge and no recall.
+
+    Args:
+        hidden_size: width of the input and output.
+        num_heads: tables side by side, each with hidden_size / num_heads channels.
+        num_slots: slots per head, a perfect square.
+        num_reads: slots read per token and head.
+        table_std: scale of the table at initialisation.
+        norm_eps: of the RMS norm.
+        backend: of the selection.
+    """
+
+    def __init__(
+        self,
+        hidden_size: int,
+        num_heads: int = 1,
+        num_slots: int = 1024,
+        num_reads: int = 64,
+        *,
+        table_std: float = 0.02,
+        norm_eps: float = 1e-6,
+        backend: str = "auto",
+    ) -> None:
+        super().__init__()
+        check_positive(hidden_size=hidden_size, num_heads=num_heads, num_slots=num_slots, num_reads=num_reads)
+        check_one_of(("auto", *BACKENDS), backend=backend)
+        side = math.isqrt(num_slots)
+        if hidden_size % num_heads:
+            raise ValueError(f"hidden_size = {hidden_size} must be divisible by num_heads = {num_heads}")
+        if side * side != num_slots:
+            raise ValueError(f"num_slots must be a perfect square (product keys), got {num_slots}")
+        if num_reads > num_slots:
+            raise ValueError(f"num_reads = {num_reads} exceeds num_slots = {num_slots}; lower it or add slots")
+        self.hidden_size, self.num_heads, self.num_slots, self.num_reads = hidden_size, num_heads, num_slots, num_reads
+        self.table_std, self.backend = table_std, backend
+        self.head_dim = hidden_size // num_heads
+        self.query_proj = nn.Linear(hidden_size, num_heads * 2 * side, bias=False)
+        self.table = nn.Parameter(torch.empty(num_heads * num_slots, self.head_dim))
+        self.gate_proj = nn.Linear(hidden_size, hidden_size, bias=False)
+        self.output_norm = nn.RMSNorm(self.head_dim, eps=norm_eps)
+        self.out_proj = nn.Linear(hidden_size, hidden_size, bias=False)
+        self.reset_own_parameters()
+
+    def reset_own_parameters(self) -> None:
+        """Initialise the table; the projections keep torch's or the model's own scheme."""
+        nn.init.normal_(self.table, std=self.table_std)
+
+    def forward(
+        self,
+        x: Tensor,
+        state: NoState | None = None,
+        return_state: bool = False,
+        attention_mask: Tensor | None = None,
+        cu_seqlens: Tensor | None = None,
+    ) -> Tensor | tuple[Tensor, NoState]:
+        """Mix a stretch of tokens, as every `sdm.layers.interface.SequenceLayer` does."""
+        check_input(x, self.hidden_size)
+        mask = check_mask(x, attention_mask, cu_seqlens)
+        streams = len(x) if cu_seqlens is None else check_cu_seqlens(cu_seqlens, len(x), x.device)
+        if state is not None:
+            check_state(state, NoState, streams, x.device, nothing=(0,))
+        y = self._read(x)
+        if mask is not None:
+            y = y * mask.unsqueeze(-1)
+        return (y, self.start_state(streams)) if return_state else y
+
+    @torch.no_grad()
+    def step_(self, x: Tensor, state: NoState) -> Tensor:
+        """Decode one token: x [B,hidden_size] gives y of the same shape."""
+        check_input(x, self.hidden_size, "[B,hidden_size]")
+        check_state(state, NoState, len(x), x.device, nothing=(0,))
+        return self._read(x)
+
+    def start_state(self, batch_size: int, learn: bool = False) -> NoState:
+        """The state of streams without tokens, as every `sdm.layers.interface.SequenceLayer` has it."""
+        return NoState(self.table.new_zeros(batch_size, 0))
+
+    def _read(self, x: Tensor) -> Tensor:
+        scores = self.query_proj(x).unflatten(-1, (self.num_heads, -1))
+        selected, index = product_key_topk(scores, self.num_reads, backend=self.backend)
+        first = torch.arange(self.num_heads, device=x.device).unsqueeze(-1) * self.num_slots
+        weight, place = selected.softmax(-1).flatten(0, -2), (index + first).flatten(0, -2)
+        table = self.table.to(weight.dtype)
+        # Not through [B,T,H,R,D]: the rows are weighted and added as they are fetched.
+        readings = F.embedding_bag(place, table, per_sample_weights=weight, mode="sum")
+        readings = readings.view(*scores.shape[:-1], self.head_dim)
+        normed = self.output_norm(readings.to(self.output_norm.weight.dtype)).flatten(-2)
+        return self.out_proj(normed * torch.sigmoid(self.gate_proj(x)))
+
+    def extra_repr(self) -> str:
+        return (
+            f"hidden_size={self.hidden_size}, num_heads={self.num_heads}, num_slots={self.num_slots}, "
+            f"num_reads={self.num_reads}"
+        )

@@ -1,0 +1,85 @@
+"""Sliding-window and full attention."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from torch import nn
+
+from sdm.layers import FullAttention, SlidingWindowAttention
+from sdm.models.layer_cost import LayerCost
+from sdm.models.layer_types.base import LayerType, check_sizes
+from sdm.models.rope import rope_of
+
+
+@dataclass(frozen=True)
+class WindowFields:
+    """Of sliding-window attention."""
+
+    sliding_window: int = 128
+    """Tokens that sliding-window attention sees, the current one included."""
+
+
+@dataclass(frozen=True)
+class FullAttentionFields:
+    """Of full attention."""
+
+    num_key_value_heads: int | None = None
+    """Key-value heads of full attention. Derived: half of num_attention_heads, or the nearest number that divides
+    them."""
+
+
+class SlidingAttentionType(LayerType):
+    name = "sliding_attention"
+    scope = "local"
+    fields = WindowFields
+    state_fields = ("num_attention_heads", "sliding_window")
+
+    def derive(self, config: Any) -> None:
+        check_sizes(config, "sliding_window")
+
+    def build(self, config: Any) -> nn.Module:
+        rope = rope_of(config, self.name)
+        return SlidingWindowAttention(config.hidden_size, config.num_attention_heads, config.sliding_window, rope=rope)
+
+    def cost(self, config: Any) -> LayerCost:
+        return _cost(config, self.name, config.num_attention_heads, config.sliding_window)
+
+
+class FullAttentionType(LayerType):
+    name = "full_attention"
+    scope = "global"
+    fields = FullAttentionFields
+    state_fields = ("num_attention_heads", "num_key_value_heads")
+    bounded_state = False
+
+    def derive(self, config: Any) -> None:
+        check_sizes(config, "num_key_value_heads")
+        heads = config.num_attention_heads
+        if config.num_key_value_heads is None:
+            divisors = [count for count in range(1, heads + 1) if heads % count == 0]
+            config.num_key_value_heads = min(divisors, key=lambda count: abs(2 * count - heads))
+        elif heads % config.num_key_value_heads:
+            raise ValueError(
+                f"num_attention_heads = {heads} must be divisible by num_key_value_heads = {config.num_key_value_heads}"
+            )
+
+    def build(self, config: Any) -> nn.Module:
+        rope = rope_of(config, self.name)
+        return FullAttention(config.hidden_size, config.num_attention_heads, config.num_key_value_heads, rope=rope)
+
+    def cost(self, config: Any) -> LayerCost:
+        return _cost(config, self.name, config.num_key_value_heads, None)
+
+
+def _cost(config: Any, kind: str, kv_heads: int, window: int | None) -> LayerCost:
+    width, kv_size = config.hidden_size, kv_heads * config.head_dim
+    return LayerCost(
+        kind,
+        weights=3 * width * width + 2 * width * kv_size,
+        vectors=0,
+        cached_per_token=2 * kv_size,
+        window=window,
+        attention_flops_per_token=4 * width,
+    )

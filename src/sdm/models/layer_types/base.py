@@ -1,0 +1,116 @@
+"""What a layer type says about itself, and the registry that everybody asks.
+
+The configuration asks for its fields, the model for the layer, the cache for what its state depends on, `cost` for
+what it costs, the command line for all fields there are. To add a layer type, write a file like `token_shift.py` and
+name it in `__init__.py`; from outside the package, call `register`.
+"""
+
+from __future__ import annotations
+
+import abc
+import math
+from typing import TYPE_CHECKING, Any, Literal
+
+from torch import nn
+
+from sdm.models.fields import Field, documented_fields
+from sdm.models.layer_cost import LayerCost
+
+if TYPE_CHECKING:
+    from sdm.models.configuration import SDMConfig
+
+# Far beyond any model, and small enough that what is counted out from them, layers and divisors, is soon done.
+_LARGEST = {"num_hidden_layers": 10_000, "hidden_size": 2**20}
+_LARGEST_OTHER = 2**40
+
+
+class LayerType(abc.ABC):
+    """A kind of sequence layer that a block may have."""
+
+    name: str
+    """What `SDMConfig.layer_types` calls it."""
+    scope: Literal["local", "global"]
+    """A local layer sees a few tokens back; a global one the whole stream."""
+    fields: type
+    """A dataclass of the fields that it adds to the configuration, with a line of documentation each. Types may share
+    fields, by a common base."""
+    state_fields: tuple[str, ...] = ()
+    """The fields on which the shapes of its state depend, beside hidden_size."""
+    free_fields: tuple[str, ...] = ()
+    """The fields that change neither the meaning nor the numbers of a state."""
+    bounded_state: bool = True
+    """Whether its state has a fixed size, so that streams of any length can carry it from step to step."""
+
+    def derive(self, config: SDMConfig) -> None:  # noqa: B027, most types have something to do, not all
+        """Check the type's fields by themselves and fill in those that are None. It is called for every model, also for
+        one without such a layer; the defaults must pass."""
+
+    def check(self, config: SDMConfig) -> None:  # noqa: B027
+        """Raise unless a model of this configuration can have such a layer."""
+
+    @abc.abstractmethod
+    def build(self, config: SDMConfig) -> nn.Module:
+        """A layer, as `sdm.layers.interface.SequenceLayer` describes it."""
+
+    @abc.abstractmethod
+    def cost(self, config: SDMConfig) -> LayerCost:
+        """What one layer costs."""
+
+    def initialize(self, layer: Any, config: SDMConfig) -> None:  # noqa: B027
+        """What is to be done to a layer whose modules are initialised."""
+
+
+LAYER_TYPES: dict[str, LayerType] = {}
+
+
+def register(kind: LayerType) -> LayerType:
+    """Make a layer type known by its name. Models, costs, caches, runs and the command line can use it from now on."""
+    if kind.scope not in ("local", "global"):
+        raise ValueError(f"scope of layer type {kind.name!r} must be 'local' or 'global', got {kind.scope!r}")
+    if kind.name in LAYER_TYPES:
+        raise ValueError(f"there is a layer type {kind.name!r} already")
+    known = layer_fields()
+    for field in documented_fields(kind.fields):
+        if known.get(field.name, field) != field:
+            raise ValueError(f"field {field.name!r} of layer type {kind.name!r} has another meaning elsewhere")
+    LAYER_TYPES[kind.name] = kind
+    return kind
+
+
+def layer_fields() -> dict[str, Field]:
+    """The fields of all layer types, by name."""
+    return {field.name: field for kind in LAYER_TYPES.values() for field in documented_fields(kind.fields)}
+
+
+def layer_names(scope: str | None = None) -> tuple[str, ...]:
+    """The names of the layer types of this scope, or of all."""
+    return tuple(name for name, kind in LAYER_TYPES.items() if scope in (None, kind.scope))
+
+
+def check_sizes(config: Any, *names: str) -> None:
+    """Raise unless these fields are positive integers or, where their type allows it, None."""
+    for name in names:
+        size = getattr(config, name)
+        if size is None and config.takes_none(name):
+            continue
+        if not isinstance(size, int) or isinstance(size, bool) or size < 1:
+            raise ValueError(f"{name} must be a positive integer, got {size!r}")
+        largest = _LARGEST.get(name, _LARGEST_OTHER)
+        if size > largest:
+            shown = size if size < 2**64 else f"a number of {size.bit_length()} bits"
+            raise ValueError(f"{name} must be at most {largest}, got {shown}")
+
+
+def check_numbers(config: Any, *names: str, positive: bool = False) -> None:
+    """Raise unless these fields are finite and not negative; or not zero either."""
+    for name in names:
+        value = getattr(config, name)
+        if not 0 <= value < math.inf or (positive and value == 0):
+            expected = "a positive number" if positive else "a number of at least 0"
+            raise ValueError(f"{name} must be {expected}, got {value}")
+
+
+def check_choices(config: Any, **choices: tuple[str, ...]) -> None:
+    for name, options in choices.items():
+        if getattr(config, name) not in options:
+            raise ValueError(f"{name} must be one of {options}, got {getattr(config, name)!r}")

@@ -1,0 +1,70 @@
+"""DeltaNet: the dense delta rule without decay; without its correction, linear attention."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from torch import nn
+
+from sdm.layers import GatedDeltaNet
+from sdm.models.layer_cost import LayerCost
+from sdm.models.layer_types.base import LayerType
+from sdm.models.layer_types.shared import (
+    DenseMemoryFields,
+    KeyAids,
+    derive_dense_memory,
+    shifted,
+    shifted_state,
+    tie_queries,
+)
+
+
+@dataclass(frozen=True)
+class DeltaNetFields(DenseMemoryFields, KeyAids):
+    """Of DeltaNet layers."""
+
+    deltanet_correction: bool = True
+    """Whether DeltaNet erases what a key held before it writes; False makes it linear attention."""
+
+
+class DeltaNetType(LayerType):
+    name = "deltanet"
+    scope = "global"
+    fields = DeltaNetFields
+    state_fields = ("num_attention_heads", "recurrent_key_dim", "short_convolution", "shift_keys")
+
+    def derive(self, config: Any) -> None:
+        derive_dense_memory(config)
+
+    def build(self, config: Any) -> nn.Module:
+        layer = GatedDeltaNet(
+            config.hidden_size,
+            config.num_attention_heads,
+            config.recurrent_key_dim,
+            conv_size=config.short_convolution,
+            norm_eps=config.rms_norm_eps,
+            decay=False,
+            correction=config.deltanet_correction,
+            backend=config.backend,
+        )
+        return shifted(layer, config)
+
+    def cost(self, config: Any) -> LayerCost:
+        width, heads, keys = config.hidden_size, config.num_attention_heads, config.recurrent_key_dim
+        channels, convolved = width // heads, width + 2 * heads * keys
+        matrix = heads * keys * channels
+        # Write and read are 2 each per element; the correction retrieves and subtracts.
+        per_channel = 4 * keys + 1 + (2 * keys + 1 if config.deltanet_correction else 0)
+        return LayerCost(
+            self.name,
+            weights=3 * width * width + 2 * width * heads * keys + width * heads,
+            vectors=channels + convolved * config.short_convolution,
+            state=matrix,
+            convolution_state=convolved * max(0, config.short_convolution - 1) + shifted_state(config),
+            state_moved=2 * matrix,
+            memory_flops=heads * channels * per_channel,
+        )
+
+    def initialize(self, layer: Any, config: Any) -> None:
+        tie_queries(layer, config)

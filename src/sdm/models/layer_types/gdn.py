@@ -1,0 +1,73 @@
+"""Gated DeltaNet: the dense delta rule with decay, a small matrix per head."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from torch import nn
+
+from sdm.layers import GatedDeltaNet
+from sdm.models.layer_cost import LayerCost
+from sdm.models.layer_types.base import LayerType, check_numbers
+from sdm.models.layer_types.shared import (
+    DenseMemoryFields,
+    InitialStateFields,
+    KeyAids,
+    delta_flops,
+    derive_dense_memory,
+    shifted,
+    shifted_state,
+    tie_queries,
+)
+
+
+@dataclass(frozen=True)
+class GatedDeltaNetFields(DenseMemoryFields, InitialStateFields, KeyAids):
+    """Of GDN layers."""
+
+    gdn_learned_initial_state: bool = False
+    """Whether GDN starts from a learned state instead of zeros."""
+
+
+class GatedDeltaNetType(LayerType):
+    name = "gdn"
+    scope = "global"
+    fields = GatedDeltaNetFields
+    state_fields = ("num_attention_heads", "recurrent_key_dim", "short_convolution", "shift_keys")
+    free_fields = ("initial_state_std",)
+
+    def derive(self, config: Any) -> None:
+        derive_dense_memory(config)
+        check_numbers(config, "initial_state_std")
+
+    def build(self, config: Any) -> nn.Module:
+        layer = GatedDeltaNet(
+            config.hidden_size,
+            config.num_attention_heads,
+            config.recurrent_key_dim,
+            config.gdn_learned_initial_state,
+            conv_size=config.short_convolution,
+            initial_state_std=config.initial_state_std,
+            norm_eps=config.rms_norm_eps,
+            backend=config.backend,
+        )
+        return shifted(layer, config)
+
+    def cost(self, config: Any) -> LayerCost:
+        width, heads, keys = config.hidden_size, config.num_attention_heads, config.recurrent_key_dim
+        channels, convolved = width // heads, width + 2 * heads * keys
+        matrix = heads * keys * channels
+        return LayerCost(
+            self.name,
+            weights=3 * width * width + 2 * width * heads * keys + 2 * width * heads,
+            vectors=2 * heads + channels + convolved * config.short_convolution,
+            initial_state=matrix if config.gdn_learned_initial_state else 0,
+            state=matrix,
+            convolution_state=convolved * max(0, config.short_convolution - 1) + shifted_state(config),
+            state_moved=2 * matrix,
+            memory_flops=heads * delta_flops(keys, keys, channels),
+        )
+
+    def initialize(self, layer: Any, config: Any) -> None:
+        tie_queries(layer, config)

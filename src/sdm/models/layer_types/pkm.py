@@ -1,0 +1,67 @@
+"""A static product-key memory: a learned table that is read and never written."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Any
+
+from torch import nn
+
+from sdm.layers import ProductKeyMemory
+from sdm.models.layer_cost import LayerCost, selection_flops
+from sdm.models.layer_types.base import LayerType, check_sizes
+
+
+@dataclass(frozen=True)
+class ProductKeyFields:
+    """Of static memories."""
+
+    pkm_heads: int = 1
+    """Tables of a static product-key memory."""
+    pkm_slots: int | None = None
+    """Slots of each, a perfect square. Derived: (hidden_size / (4 pkm_heads))^2, as SDM's."""
+    pkm_reads: int | None = None
+    """Slots that a token reads of each. Derived: 64, or all slots if there are fewer."""
+
+
+class ProductKeyType(LayerType):
+    name = "pkm"
+    scope = "global"
+    fields = ProductKeyFields
+
+    def derive(self, config: Any) -> None:
+        check_sizes(config, "pkm_heads", "pkm_slots", "pkm_reads")
+        if config.pkm_slots is None:
+            config.pkm_slots = max(1, config.hidden_size // (4 * config.pkm_heads)) ** 2
+        if config.pkm_reads is None:
+            config.pkm_reads = min(64, config.pkm_slots)
+        if math.isqrt(config.pkm_slots) ** 2 != config.pkm_slots:
+            raise ValueError(f"pkm_slots must be a perfect square (product keys), got {config.pkm_slots}")
+        if config.pkm_reads > config.pkm_slots:
+            raise ValueError(f"pkm_reads = {config.pkm_reads} exceeds pkm_slots = {config.pkm_slots}")
+        if config.hidden_size % config.pkm_heads:
+            raise ValueError(f"hidden_size = {config.hidden_size} must be divisible by pkm_heads = {config.pkm_heads}")
+
+    def build(self, config: Any) -> nn.Module:
+        return ProductKeyMemory(
+            config.hidden_size,
+            config.pkm_heads,
+            config.pkm_slots,
+            config.pkm_reads,
+            table_std=config.initializer_range,
+            norm_eps=config.rms_norm_eps,
+            backend=config.backend,
+        )
+
+    def cost(self, config: Any) -> LayerCost:
+        width, heads, side = config.hidden_size, config.pkm_heads, math.isqrt(config.pkm_slots)
+        return LayerCost(
+            self.name,
+            weights=2 * width * width + 2 * width * heads * side,
+            vectors=width // heads,
+            table=config.pkm_slots * width,
+            state_moved=config.pkm_reads * width,
+            memory_flops=2 * config.pkm_reads * width,
+            addressing_flops=heads * selection_flops(side, config.pkm_reads),
+        )

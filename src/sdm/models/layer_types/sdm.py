@@ -1,0 +1,132 @@
+"""Sparse Delta Memory: a large table per head, written and read in a few slots found by product keys."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from torch import nn
+
+from sdm.layers import SparseDeltaMemory
+from sdm.models.layer_cost import LayerCost, selection_flops
+from sdm.models.layer_types.base import LayerType, check_choices, check_numbers, check_sizes
+from sdm.models.layer_types.shared import (
+    InitialStateFields,
+    KeyAids,
+    delta_flops,
+    shifted,
+    shifted_state,
+    tie_queries,
+)
+
+
+@dataclass(frozen=True)
+class SparseMemoryFields(InitialStateFields, KeyAids):
+    """Of SDM layers."""
+
+    num_memory_heads: int = 1
+    """Heads of an SDM layer. Fewer heads make a larger memory at the same cost."""
+    num_slots: int | None = None
+    """Slots per head, a perfect square. Derived: (hidden_size / (4 num_memory_heads))^2."""
+    num_writes: int | None = None
+    """Slots that a token writes, per head. Derived: 64, or all slots if there are fewer."""
+    num_reads: int | None = None
+    """Slots that a token reads, per head. Derived as num_writes."""
+    learned_initial_state: bool = True
+    """Whether SDM starts from a learned memory M0 instead of zeros."""
+    memory_update: Literal["delta", "slot"] = "delta"
+    """The rule of a write; "slot" is the per-slot form."""
+    memory_weighting: Literal["softmax", "l2"] = "softmax"
+    """How selected scores become weights."""
+    memory_temperature: float | int = 1.0
+    """Of that softmax."""
+    memory_output_gate: Literal["sigmoid", "silu"] = "sigmoid"
+    """Of what is read."""
+    decay_per_write: bool = False
+    """Weight the decay of each written slot by its share of the write."""
+    normalize_scores: bool = False
+    """RMS-normalise the scores that address the memory."""
+    query_batch_norm: bool = False
+    """Batch-normalise the read scores."""
+
+
+class SparseMemoryType(LayerType):
+    name = "sdm"
+    scope = "global"
+    fields = SparseMemoryFields
+    state_fields = ("num_memory_heads", "num_slots", "shift_keys")
+    free_fields = ("initial_state_std",)
+
+    def derive(self, config: Any) -> None:
+        check_sizes(config, "num_memory_heads", "num_slots", "num_writes", "num_reads")
+        check_numbers(config, "initial_state_std")
+        check_numbers(config, "memory_temperature", positive=True)
+        check_choices(
+            config,
+            memory_update=("delta", "slot"),
+            memory_weighting=("softmax", "l2"),
+            memory_output_gate=("sigmoid", "silu"),
+        )
+        heads = config.num_memory_heads
+        if config.hidden_size % heads:
+            raise ValueError(f"hidden_size = {config.hidden_size} must be divisible by num_memory_heads = {heads}")
+        if config.num_slots is None:
+            config.num_slots = max(1, config.hidden_size // (4 * heads)) ** 2
+        side = math.isqrt(config.num_slots)
+        if side * side != config.num_slots:
+            raise ValueError(
+                f"num_slots must be a perfect square (product keys), got {config.num_slots}; the nearest are {side**2} "
+                f"and {(side + 1) ** 2}"
+            )
+        for name in ("num_writes", "num_reads"):
+            count = getattr(config, name)
+            if count is None:
+                setattr(config, name, min(64, config.num_slots))
+            elif count > config.num_slots:
+                raise ValueError(f"{name} = {count} exceeds num_slots = {config.num_slots}; lower it or add slots")
+
+    def build(self, config: Any) -> nn.Module:
+        layer = SparseDeltaMemory(
+            config.hidden_size,
+            config.num_memory_heads,
+            config.num_slots,
+            config.num_writes,
+            config.num_reads,
+            config.learned_initial_state,
+            initial_state_std=config.initial_state_std,
+            update=config.memory_update,
+            weighting=config.memory_weighting,
+            temperature=config.memory_temperature,
+            decay_per_write=config.decay_per_write,
+            normalize_scores=config.normalize_scores,
+            query_batch_norm=config.query_batch_norm,
+            output_gate=config.memory_output_gate,
+            norm_eps=config.rms_norm_eps,
+            backend=config.backend,
+        )
+        return shifted(layer, config)
+
+    def cost(self, config: Any) -> LayerCost:
+        width, heads, side = config.hidden_size, config.num_memory_heads, math.isqrt(config.num_slots)
+        writes, reads, channels = config.num_writes, config.num_reads, width // heads
+        vectors = 2 * heads + channels
+        if config.normalize_scores:
+            vectors += 2 * side
+        if config.query_batch_norm:
+            vectors += 4 * heads * side
+        table = heads * config.num_slots * channels
+        return LayerCost(
+            self.name,
+            weights=3 * width * width + 4 * width * heads * side + 2 * width * heads,
+            vectors=vectors,
+            initial_state=table if config.learned_initial_state else 0,
+            state=table,
+            convolution_state=shifted_state(config),
+            state_moved=heads * channels * (2 * writes + reads),
+            memory_flops=heads * delta_flops(writes, reads, channels),
+            addressing_flops=heads * (selection_flops(side, writes) + selection_flops(side, reads)),
+        )
+
+    def initialize(self, layer: Any, config: Any) -> None:
+        tie_queries(layer, config)

@@ -1,0 +1,171 @@
+"""A layer type that somebody registers from outside is a layer type like any other."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from transformers import AutoModelForCausalLM
+
+import sdm
+from sdm.cli import main
+from sdm.layers import LayerState
+from sdm.layers.state import check_state
+from sdm.models.layer_cost import LayerCost
+from sdm.models.layer_types import LAYER_TYPES, LayerType, register
+from sdm.models.layer_types.token_shift import NoFields
+from sdm.training import ModelConfig, Trainer
+from tiny_models import tiny_config
+from training.runs import recall_run, text_run
+
+
+@dataclasses.dataclass
+class RunningSum(LayerState):
+    total: Tensor  # [S,C]
+
+
+class Summing(nn.Module):
+    """y = W (sum of the tokens so far), scaled; a stream begins with a learned sum."""
+
+    def __init__(self, hidden_size: int, scale: float) -> None:
+        super().__init__()
+        self.hidden_size, self.scale = hidden_size, scale
+        self.out_proj = nn.Linear(hidden_size, hidden_size, bias=False)
+        self.initial_state = nn.Parameter(torch.zeros(hidden_size))
+
+    def forward(
+        self,
+        x: Tensor,
+        state: RunningSum | None = None,
+        return_state: bool = False,
+        attention_mask: Tensor | None = None,
+        cu_seqlens: Tensor | None = None,
+    ) -> Any:
+        assert cu_seqlens is None
+        if attention_mask is not None:
+            x = x * attention_mask.unsqueeze(-1)
+        state = self.start_state(len(x), learn=True) if state is None else state
+        check_state(state, RunningSum, len(x), x.device, total=(self.hidden_size,))
+        sums = state.total.unsqueeze(1) + x.cumsum(1)
+        y = self.out_proj(self.scale * sums)
+        return (y, RunningSum(sums[:, -1])) if return_state else y
+
+    @torch.no_grad()
+    def step_(self, x: Tensor, state: RunningSum) -> Tensor:
+        state.total += x
+        return self.out_proj(self.scale * state.total)
+
+    def start_state(self, batch_size: int, learn: bool = False) -> RunningSum:
+        total = self.initial_state.expand(batch_size, -1)
+        return RunningSum(total if learn else total.detach().clone())
+
+
+@dataclasses.dataclass(frozen=True)
+class SummingFields:
+    """Of the toy."""
+
+    summing_scale: float = 0.1
+    """What the sums are multiplied with."""
+
+
+class SummingType(LayerType):
+    name = "summing"
+    scope = "global"
+    fields = SummingFields
+
+    def derive(self, config: Any) -> None:
+        if not config.summing_scale > 0:
+            raise ValueError(f"summing_scale must be positive, got {config.summing_scale}")
+
+    def build(self, config: Any) -> nn.Module:
+        return Summing(config.hidden_size, config.summing_scale)
+
+    def cost(self, config: Any) -> LayerCost:
+        width = config.hidden_size
+        return LayerCost(self.name, weights=width * width, vectors=width, state=width, state_moved=2 * width)
+
+
+@pytest.fixture(autouse=True)
+def summing() -> Iterator[LayerType]:
+    yield register(SummingType())
+    del LAYER_TYPES["summing"]
+
+
+def test_it_is_configured_built_and_counted() -> None:
+    config = tiny_config(global_layer="summing", summing_scale=0.5)
+    model = sdm.SDMForCausalLM(config)
+    assert model.model.layers[3].mixer.scale == 0.5
+    assert sdm.cost(config).parameters == sum(x.numel() for x in model.parameters())
+    assert sdm.cost(config).state_elements == 32
+    with pytest.raises(ValueError, match="summing_scale must be positive, got -1"):
+        tiny_config(global_layer="summing", summing_scale=-1.0)
+    with pytest.raises(TypeError, match="summing_scale"):
+        tiny_config(global_layer="summing", summing_scale="much")
+    assert tiny_config(summing_scale=0.3).summing_scale == 0.3  # a field of every model, used or not
+
+
+def test_it_is_saved_loaded_generated_from_and_forked(tmp_path: Path) -> None:
+    model = sdm.SDMForCausalLM(tiny_config(global_layer="summing", summing_scale=0.5)).eval()
+    model.save_pretrained(tmp_path)
+    again = AutoModelForCausalLM.from_pretrained(tmp_path).eval()
+    assert again.config.summing_scale == 0.5
+    prompt = torch.randint(0, 97, (1, 9))
+    with torch.no_grad():
+        assert torch.equal(again(prompt).logits, model(prompt).logits)
+        long = model.generate(prompt, max_new_tokens=6, do_sample=False)
+        assert torch.equal(again.generate(prompt, max_new_tokens=6, do_sample=False, use_cache=False), long)
+        cache = model(prompt).past_key_values
+        state = sdm.MemoryState.from_cache(model, cache)
+        state.save(tmp_path / "state.sdm")
+        loaded = sdm.MemoryState.load(tmp_path / "state.sdm", model)
+        for one in (state.fork(), loaded):
+            logits = model(long[:, 9:10], past_key_values=one.cache(model)).logits
+            torch.testing.assert_close(logits[0, -1], model(long[:, :10]).logits[0, -1])
+
+
+def test_it_is_trained_and_carried_from_step_to_step(tmp_path: Path) -> None:
+    stack = ("token_shift", "summing")
+    model = ModelConfig(hidden_size=16, num_hidden_layers=2, layer_types=stack, summing_scale=0.2)
+    trainer = Trainer(recall_run(model=model), tmp_path / "recall")
+    trainer.run()
+    assert trainer.model.model.layers[1].mixer.initial_state.abs().sum() > 0
+    Trainer(text_run(tmp_path, "stream", model=model), tmp_path / "stream").run()
+
+
+def test_the_command_line_knows_its_fields(capsys: pytest.CaptureFixture[str]) -> None:
+    main(["train", "recall", "--model.summing-scale", "0.7", "--print-config"])
+    assert '"summing_scale": 0.7' in capsys.readouterr().out
+
+
+def test_what_cannot_be_registered() -> None:
+    with pytest.raises(ValueError, match="there is a layer type 'summing' already"):
+        register(SummingType())
+
+    @dataclasses.dataclass(frozen=True)
+    class Undocumented:
+        other_scale: float = 0.1
+
+    other = SummingType()
+    other.name, other.fields = "other", Undocumented
+    with pytest.raises(TypeError, match=r"Undocumented\.other_scale must have a default and"):
+        register(other)
+
+    @dataclasses.dataclass(frozen=True)
+    class Contradiction:
+        """Says of a known field something else."""
+
+        summing_scale: float = 0.2
+        """Another default."""
+
+    other.fields = Contradiction
+    with pytest.raises(ValueError, match="field 'summing_scale' of layer type 'other' has another meaning elsewhere"):
+        register(other)
+    other.fields, other.scope = NoFields, "everywhere"  # type: ignore[assignment]
+    with pytest.raises(ValueError, match="must be 'local' or 'global', got 'everywhere'"):
+        register(other)
+    assert "other" not in LAYER_TYPES
