@@ -41,9 +41,8 @@ def carried_loss(
             for layer, state in zip(cache.layers, before, strict=True):
                 layer.state = state
         hidden = model.model(input_ids=input_ids, past_key_values=cache, use_cache=True).last_hidden_state
-        return _cross_entropy(model, hidden, labels, num_labels), [
-            state for layer in cache.layers if (state := layer.state) is not None
-        ]
+        after = [layer.state for layer in cache.layers if layer.state is not None]
+        return _cross_entropy(model, hidden, labels, num_labels), after
 
     if segment_length is None:
         return segment(batch.input_ids, batch.labels, states)
