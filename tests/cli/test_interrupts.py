@@ -12,6 +12,7 @@ from processes import stop
 from sdm.cli import main
 from sdm.experiments.jobs import JOB, Job, _description
 from sdm.files import write_json
+from sdm.training import run_folder
 from tiny_models import tiny_model
 from training.runs import recall_run
 
@@ -100,7 +101,7 @@ def test_training_a_tokenizer(tmp_path: Path) -> None:
 
 def test_evaluating(tmp_path: Path) -> None:
     mark, run = tmp_path / "begun", tmp_path / "run"
-    run.mkdir()
+    run_folder.mark(run)
     write_json(run / JOB, _description(Job("run", recall_run(), "recall")))
     code = SLEEPING.format(mark=str(mark)) + (
         "import sys\nimport sdm.experiments.measure as measure\nfrom sdm.experiments.jobs import main\n"
