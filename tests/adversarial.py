@@ -67,7 +67,7 @@ def draw_configuration(seed: int) -> Configuration:
 
 
 def gradients(configuration: Configuration, run: Run, dtype: torch.dtype) -> list[Tensor]:
-    tokens, state = configuration.tokens.floats_to(dtype), configuration.state.to(dtype)
+    tokens, state = configuration.tokens.to(dtype), configuration.state.to(dtype)
     inputs = Tokens(*(x.clone().requires_grad_() if x.is_floating_point() else x for x in tokens))
     state = state.clone().requires_grad_()
     y, _ = run(inputs, state, configuration.update)

@@ -62,7 +62,7 @@ def test_info_says_that_the_core_is_missing(
 ) -> None:
     main(["info", str(run)])
     assert "core" not in capsys.readouterr().out
-    monkeypatch.setattr(sdm.ops.backends, "core", None)
+    monkeypatch.setattr(sdm.ops.backends.BACKENDS["sparse_delta_rule"][0], "missing", "no compiler")
     main(["info", str(run)])
     assert "the compiled core is not installed" in capsys.readouterr().out
 

@@ -79,28 +79,6 @@ def test_a_fresh_state_is_the_learned_one() -> None:
     assert GatedDeltaNet(16, 2).initial_state is None
 
 
-def test_the_kernel_of_flash_linear_attention_gets_what_it_takes(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A stand-in for the kernel, which needs a GPU: argument names, dtypes and the shape of the state."""
-    from sdm.layers import gated_delta_net
-    from sdm.ops import gated_delta_rule
-
-    def kernel(q: Any, k: Any, v: Any, g: Any, beta: Any, scale: float, initial_state: Any, **options: Any) -> Any:
-        assert q.dtype == k.dtype == v.dtype == torch.bfloat16
-        assert initial_state.shape == (2, 2, 4, 8)
-        assert set(options) == {"output_final_state", "cu_seqlens"}
-        return gated_delta_rule(q * scale, k, v, beta, g, initial_state=initial_state, **options)
-
-    layer = GatedDeltaNet(16, 2, learned_initial_state=True).bfloat16()
-    for options in ({}, {"cu_seqlens": torch.tensor([0, 4, 9])}):
-        x = torch.randn(1 if options else 2, 9, 16, dtype=torch.bfloat16)
-        expected, final = layer(x, return_state=True, **options)
-        with monkeypatch.context() as patch:
-            patch.setattr(gated_delta_net, "_fla_kernel", lambda: kernel)
-            patch.setattr(layer, "_rule", gated_delta_net._run_fla)
-            y, state = layer(x, return_state=True, **options)
-        assert_close([y, state.memory], [expected, final.memory], 0.05)
-
-
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [

@@ -102,6 +102,21 @@ def test_wrong_types_name_the_field() -> None:
         tiny_config(backend=3)
 
 
+@pytest.mark.parametrize(
+    ("fields", "op"),
+    [
+        ({"global_layer": "mamba2", "backend": "native"}, "state_space"),
+        ({"global_layer": "deltanet", "deltanet_correction": False, "backend": "native"}, "state_space"),
+        ({"global_layer": "sdm", "backend": "fla"}, "sparse_delta_rule"),
+        ({"global_layer": "pkm", "backend": "fla"}, "product_key_topk"),
+    ],
+)
+def test_a_backend_that_a_layer_does_not_have(fields: dict[str, Any], op: str) -> None:
+    with pytest.raises(ValueError, match=f"backend must be one of .*chunked.* for {op}.*, got '{fields['backend']}'"):
+        tiny_config(**fields)
+    tiny_config(**fields | {"backend": "chunked"})
+
+
 def test_one_field_swaps_the_layer_of_a_saved_configuration(tmp_path: Path) -> None:
     tiny_config().save_pretrained(tmp_path)
     config = sdm.SDMConfig.from_pretrained(tmp_path, global_layer="gdn")

@@ -44,7 +44,9 @@ def sparse_problem() -> Arguments:
 
 def sparse_rule() -> Arguments:
     plan = {"rounding_limit": 192.0}
-    return sparse_problem() | {"output_final_state": random.random() < 0.5, "save_error": random.random() < 0.5} | plan
+    return (
+        sparse_problem() | {"output_final_state": random.random() < 0.5, "save_residual": random.random() < 0.5} | plan
+    )
 
 
 def sparse_backward() -> Arguments:
@@ -53,9 +55,9 @@ def sparse_backward() -> Arguments:
     sequences = value.shape[0] if offsets is None else 2
     final = value.new_ones(sequences, value.shape[2], problem["num_slots"], value.shape[3])
     grads = {"grad_y": torch.randn_like(value), "grad_final_state": random.choice([None, final])}
-    error = {"error": torch.randn_like(value)}
+    residual = {"residual": torch.randn_like(value)}
     plan = {"grad_initial": random.random() < 0.5, "rounding_limit": 192.0}
-    return grads | error | problem | plan
+    return grads | residual | problem | plan
 
 
 def sparse_step() -> Arguments:

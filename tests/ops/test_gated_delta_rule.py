@@ -14,6 +14,7 @@ from sdm.ops import available_backends
 from sdm.ops.gated_delta_rule import gated_delta_rule, gated_delta_step_
 from sdm.ops.gated_delta_rule.chunked import gated_delta_rule_chunked
 from sdm.ops.gated_delta_rule.inputs import Tokens
+from sdm.ops.sequences import Call
 
 BACKENDS = available_backends()
 FAST = [name for name in BACKENDS if name != "reference"]
@@ -196,7 +197,7 @@ def test_chunk_size_changes_rounding_only(chunk: int) -> None:
     tokens = Tokens(*make(2, 50, dtype=torch.float64))
     state = state_like(list(tokens), 2)
     want = gated_delta_rule(*tokens, initial_state=state, output_final_state=True, backend="reference")
-    for a, b in zip(gated_delta_rule_chunked(tokens, state, None, chunk=chunk), want, strict=True):
+    for a, b in zip(gated_delta_rule_chunked(Call(tokens, state, state.shape[-2]), chunk), want, strict=True):
         assert b is not None
         assert error(a, b) < 1e-12
 

@@ -12,6 +12,7 @@ from torch import Tensor
 from adversarial import NAMES, Configuration, block_errors, draw_configuration, expected_gradients, gradients
 from helpers import random_tokens
 from sdm.ops import available_backends
+from sdm.ops.sequences import Call
 from sdm.ops.sparse_delta_rule.inputs import Tokens
 from sdm.ops.sparse_delta_rule.native import saved_rows, sparse_delta_rule_native
 
@@ -22,7 +23,7 @@ TOLERANCE = 1e-4
 
 def native(**options: Any) -> Any:
     def run(tokens: Tokens, state: Tensor, update: str) -> tuple[Tensor, Tensor]:
-        return sparse_delta_rule_native(tokens, state, state.shape[-2], update=update, **options)
+        return sparse_delta_rule_native(Call(tokens, state, state.shape[-2], update=update), **options)
 
     return run
 

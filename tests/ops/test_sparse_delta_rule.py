@@ -14,6 +14,7 @@ from torch import Tensor
 
 from helpers import assert_close, assert_identical, distinct_slots, outputs_and_gradients, random_tokens
 from sdm.ops import available_backends, sparse_delta_rule, sparse_delta_step_
+from sdm.ops.sequences import Call
 from sdm.ops.sparse_delta_rule.chunked import sparse_delta_rule_chunked
 from sdm.ops.sparse_delta_rule.inputs import Tokens
 
@@ -238,7 +239,7 @@ def test_chunk_size_changes_nothing(update: str) -> None:
     for size in (1, 7, 16, 45, 1000):
 
         def chunked(*inputs: Tensor, size: int = size) -> tuple[Tensor, Tensor]:
-            return sparse_delta_rule_chunked(Tokens(*inputs[:7]), inputs[7], None, update, size)
+            return sparse_delta_rule_chunked(Call(Tokens(*inputs[:7]), inputs[7], 9, update=update), size)
 
         assert_close(outputs_and_gradients(chunked, (*tokens, state)), expected, 1e-12)
 
@@ -452,7 +453,7 @@ def test_a_step_that_fails_changes_nothing() -> None:
     assert_identical([state], [before])
 
 
-@pytest.mark.filterwarnings("ignore:sparse_delta_step_ in plain PyTorch")
+@pytest.mark.filterwarnings("ignore:backend .chunked., slower than .native.")
 def test_a_step_computes_in_the_widest_dtype() -> None:
     token = [x[:, 0] for x in random_tokens(2, 1, 1)]
     state = torch.randn(2, 1, 9, 5)

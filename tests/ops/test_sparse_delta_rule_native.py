@@ -14,13 +14,10 @@ from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
 from helpers import assert_close, assert_identical, outputs_and_gradients, random_tokens
-from sdm.ops import available_backends, sparse_delta_rule
+from sdm.ops import available_backends, sparse_delta_rule, sparse_delta_step_
+from sdm.ops.sequences import Call
 from sdm.ops.sparse_delta_rule.inputs import Tokens
-from sdm.ops.sparse_delta_rule.native import (
-    saved_rows,
-    sparse_delta_rule_native,
-    sparse_delta_step_native_,
-)
+from sdm.ops.sparse_delta_rule.native import saved_rows, sparse_delta_rule_native
 
 pytestmark = pytest.mark.skipif("native" not in available_backends(), reason="the compiled core is missing")
 
@@ -29,12 +26,17 @@ SAVE_ALL = {"rounding_limit": 0.0}
 INVERT_ALL = {"rounding_limit": math.inf}
 
 
-def native(**options: Any) -> Any:
+def native(update: str = "delta", cu_seqlens: Tensor | None = None, **limit: float) -> Any:
     def call(*inputs: Tensor) -> tuple[Tensor, Tensor]:
         *tokens, state = inputs
-        return sparse_delta_rule_native(Tokens(*tokens), state, state.shape[-2], **options)
+        call = Call(Tokens(*tokens), state, state.shape[-2], cu_seqlens, update=update)
+        return sparse_delta_rule_native(call, **limit)
 
     return call
+
+
+def step_(state: Tensor, token: Tokens, update: str = "delta") -> Tensor:
+    return sparse_delta_step_(state, *token, update=update, backend="native")
 
 
 def reference(**options: Any) -> Any:
@@ -124,7 +126,7 @@ def test_in_place(update: str, dtype: torch.dtype, tolerance: float, N: int, D: 
     state = torch.randn(2, 2, N, D, dtype=torch.float64).to(dtype)
     y_expected, expected = reference(update=update)(*tokens, state.double())
     token = Tokens(*(x[:, 0].to(dtype) if x.is_floating_point() else x[:, 0] for x in tokens))
-    y = sparse_delta_step_native_(state, token, update)
+    y = step_(state, token, update)
     assert y.dtype == dtype
     assert_close([y, state], [y_expected[:, 0], expected], tolerance)
 
@@ -133,8 +135,8 @@ def test_steps_in_place_equal_one_pass() -> None:
     tokens = random_tokens(2, 30, 2, N=300, D=33, dtype=torch.float32)
     state = torch.randn(2, 2, 300, 33)
     stepped = state.clone()
-    y, whole = sparse_delta_rule_native(tokens, state, 300)
-    steps = [sparse_delta_step_native_(stepped, Tokens(*(x[:, t] for x in tokens))) for t in range(30)]
+    y, whole = native()(*tokens, state)
+    steps = [step_(stepped, Tokens(*(x[:, t] for x in tokens))) for t in range(30)]
     assert_close([torch.stack(steps, 1), stepped], [y, whole], 1e-6)
 
 
@@ -199,15 +201,15 @@ def test_compiled_step_updates_its_state() -> None:
     token = Tokens(*(x[:, 0] for x in random_tokens(2, 1, 2, dtype=torch.float32)))
     state = torch.randn(2, 2, 9, 5)
     expected_state = state.clone()
-    expected = sparse_delta_step_native_(expected_state, token)
-    compiled = torch.compile(sparse_delta_step_native_, fullgraph=True, backend="aot_eager")
+    expected = step_(expected_state, token)
+    compiled = torch.compile(step_, fullgraph=True, backend="aot_eager")
     assert_identical([compiled(state, token), state], [expected, expected_state])
 
 
 def float64_and_float32_gradients(tokens: Tokens, update: str) -> tuple[list[Tensor], list[Tensor]]:
     state = torch.zeros(1, 64, tokens.value.shape[-1], dtype=torch.float64)
     expected = outputs_and_gradients(reference(update=update), (*tokens, state))
-    return expected, outputs_and_gradients(native(update=update), (*tokens.floats_to(torch.float32), state.float()))
+    return expected, outputs_and_gradients(native(update=update), (*tokens.to(torch.float32), state.float()))
 
 
 @pytest.mark.parametrize("update", UPDATES)
@@ -239,7 +241,7 @@ def test_only_what_backward_needs_is_kept() -> None:
     leaves = Tokens(*(x.requires_grad_() if x.is_floating_point() else x for x in tokens))
     saved: list[int] = []
     with torch.autograd.graph.saved_tensors_hooks(lambda x: saved.append(x.numel()) or x, lambda x: x):
-        sparse_delta_rule_native(leaves, None, 5000)
+        sparse_delta_rule(*leaves, num_slots=5000, backend="native")
     assert max(saved) <= 64 * 32
 
 
@@ -283,9 +285,9 @@ def test_state_over_two_to_the_31_elements_is_addressed_in_64_bits() -> None:
     small = state[:, :, N - 2 :].clone()
     weight, value, gate = torch.rand(1, 1, 2), torch.randn(1, 1, D), torch.rand(1, 1)
     token = Tokens(last, weight, value, gate, -gate, last, weight)
-    y = sparse_delta_step_native_(state, token)
+    y = step_(state, token)
     first = last - (N - 2)
-    expected = sparse_delta_step_native_(small, token._replace(write_index=first, read_index=first))
+    expected = step_(small, token._replace(write_index=first, read_index=first))
     assert_identical([y, state[:, :, N - 2 :]], [expected, small])
 
 
@@ -298,6 +300,6 @@ def test_initial_state_over_two_to_the_31_elements() -> None:
     assert int(large.write_index.max()) * D > 2**31
     state = torch.empty(1, N, D)
     state[:, ::spread] = torch.randn(1, 11, D)
-    y, _ = sparse_delta_rule_native(large, state, N, output_final_state=False)
-    expected, _ = sparse_delta_rule_native(small, state[:, ::spread].contiguous(), 11, output_final_state=False)
+    y, _ = sparse_delta_rule(*large, initial_state=state, backend="native")
+    expected, _ = sparse_delta_rule(*small, initial_state=state[:, ::spread].contiguous(), backend="native")
     assert_identical([y], [expected])

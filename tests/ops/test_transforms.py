@@ -80,7 +80,7 @@ def test_second_derivatives_are_right_or_refused() -> None:
         gradient.square().sum().backward()
 
 
-@pytest.mark.filterwarnings("ignore:backend .reference., the slowest")
+@pytest.mark.filterwarnings("ignore:backend .*, slower than .native.")
 def test_forward_mode_is_right_or_refused() -> None:
     tokens = random_tokens(1, 5, 1)
 
@@ -93,7 +93,7 @@ def test_forward_mode_is_right_or_refused() -> None:
     y, tangent = run("auto")
     assert_close([tangent], [y], 1e-12)  # an empty memory is linear in the values
     for backend in set(available_backends()) - {"reference"}:
-        with pytest.raises((NotImplementedError, ValueError), match="forward-mode"):
+        with pytest.raises(ValueError, match="forward-mode"):
             run(backend)
     scores = torch.randn(3, 8)
     values, tangent = torch.func.jvp(lambda x: product_key_topk(x, 3)[0], (scores,), (scores,))

@@ -5,11 +5,6 @@ Shapes: B batch, T time, S streams (batch rows or documents), H heads, K key cha
 
 from __future__ import annotations
 
-import functools
-import importlib
-from collections.abc import Callable
-from typing import Any
-
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
@@ -20,7 +15,7 @@ from sdm.layers.recurrent_state import RecurrentState, start_memory
 from sdm.layers.short_convolution import ShortConvolution
 from sdm.layers.state import check_state
 from sdm.layers.streams import streams_of
-from sdm.ops.backends import BACKENDS
+from sdm.ops.backends import check_backend
 from sdm.ops.gated_delta_rule import gated_delta_rule, gated_delta_step_
 from sdm.ops.state_space import state_space, state_space_step_
 
@@ -46,7 +41,7 @@ class GatedDeltaNet(nn.Module):
         decay: whether the state decays; without, this is DeltaNet.
         correction: whether a write erases what its key held before; without it and without decay, this is linear
             attention.
-        backend: passed to the op. "auto" on a GPU takes the kernel of flash-linear-attention where it is installed.
+        backend: passed to the op.
     """
 
     def __init__(
@@ -70,7 +65,7 @@ class GatedDeltaNet(nn.Module):
         self.key_dim = max(1, self.head_dim // 2) if key_dim is None else key_dim
         check_positive(key_dim=self.key_dim)
         check_one_of(OUTPUT_GATES, output_gate=output_gate)
-        check_one_of(("auto", *BACKENDS), backend=backend)
+        check_backend(backend, "gated_delta_rule" if correction else "state_space")
         if not isinstance(conv_size, int) or conv_size < 0:
             raise ValueError(f"conv_size must be a number of taps, or 0 for no convolution, got {conv_size!r}")
         if initial_state_std < 0:
@@ -127,13 +122,15 @@ class GatedDeltaNet(nn.Module):
         if self.conv is not None:
             projected, tail = self.conv(projected, state.tail if state is not None else None, streams)
         beta, log_decay = self._gates(aligned, streams.valid(x.shape[1]))
-        readings, memory = self._rule(
+        rule = gated_delta_rule if self.correction else state_space
+        readings, memory = rule(
             *self._heads(projected),
             beta,
             log_decay,
             initial_state=self.initial_state if state is None else state.memory,
             output_final_state=return_state,
             cu_seqlens=cu_seqlens,
+            backend=self.backend,
         )
         y = streams.restore(self._output(aligned, readings))
         if memory is None:
@@ -149,7 +146,7 @@ class GatedDeltaNet(nn.Module):
         if self.conv is not None:
             projected = self.conv.step_(projected, state.tail)
         step_ = gated_delta_step_ if self.correction else state_space_step_
-        readings = step_(state.memory, *self._heads(projected), *self._gates(x, None))
+        readings = step_(state.memory, *self._heads(projected), *self._gates(x, None), backend=self.backend)
         return self._output(x, readings)
 
     def start_state(self, batch_size: int, learn: bool = False) -> RecurrentState:
@@ -187,15 +184,6 @@ class GatedDeltaNet(nn.Module):
             beta, log_decay = beta * valid.unsqueeze(-1), log_decay * valid.unsqueeze(-1)
         return beta, log_decay
 
-    def _rule(self, *tokens: Tensor, **options: Any) -> tuple[Tensor, Tensor | None]:
-        value = tokens[2]
-        if not self.correction:
-            return state_space(*tokens, **options, backend=self.backend)
-        # The kernel of flash-linear-attention multiplies in 16 bits and refuses float32.
-        if self.backend == "auto" and value.is_cuda and value.dtype != torch.float32 and _fla_kernel() is not None:
-            return _run_fla(*tokens, **options)
-        return gated_delta_rule(*tokens, **options, backend=self.backend)
-
     def _output(self, x: Tensor, readings: Tensor) -> Tensor:
         gate = self.gate_proj(x)
         gate = F.silu(gate) if self.output_gate == "silu" else torch.sigmoid(gate)
@@ -213,21 +201,3 @@ def _unit(x: Tensor, eps: float) -> Tensor:
     """x / |x| in float32, and zero where x is zero."""
     x = x.to(torch.promote_types(x.dtype, torch.float32))
     return x * torch.rsqrt(x.square().sum(-1, keepdim=True) + eps)
-
-
-@functools.cache
-def _fla_kernel() -> Callable[..., tuple[Tensor, Tensor | None]] | None:
-    """The chunked kernel of flash-linear-attention, if it is installed."""
-    try:
-        return importlib.import_module("fla.ops.gated_delta_rule").chunk_gated_delta_rule
-    except ImportError:
-        return None
-
-
-def _run_fla(query: Tensor, key: Tensor, value: Tensor, beta: Tensor, log_decay: Tensor, **options: Any) -> Any:
-    kernel, state, cu_seqlens = _fla_kernel(), options.pop("initial_state"), options["cu_seqlens"]
-    assert kernel is not None
-    if state is not None and state.dim() == 3:
-        state = state.expand(value.shape[0] if cu_seqlens is None else len(cu_seqlens) - 1, *state.shape).contiguous()
-    query, key = query.to(value.dtype), key.to(value.dtype)
-    return kernel(query, key, value, g=log_decay, beta=beta, scale=1.0, initial_state=state, **options)

@@ -10,12 +10,13 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from sdm.layers.gates import Float32Linear, decay_gate, reset_decay
-from sdm.layers.interface import check_input, check_one_of, check_positive, default_heads
+from sdm.layers.interface import check_input, check_positive, default_heads
 from sdm.layers.recurrent_state import RecurrentState, start_memory
 from sdm.layers.short_convolution import ShortConvolution
 from sdm.layers.state import check_state
 from sdm.layers.streams import streams_of
-from sdm.ops.state_space import SUPPORTED, state_space, state_space_step_
+from sdm.ops.backends import check_backend
+from sdm.ops.state_space import state_space, state_space_step_
 
 
 class Mamba2(nn.Module):
@@ -33,7 +34,7 @@ class Mamba2(nn.Module):
         num_groups: how many different keys and queries there are for the heads to share; None gives each head its own.
         conv_size: taps of the short convolution.
         norm_eps: of the RMS norm.
-        backend: passed to the op: "auto", "reference" or "chunked".
+        backend: passed to the op.
     """
 
     def __init__(
@@ -53,7 +54,7 @@ class Mamba2(nn.Module):
         self.key_dim = max(1, self.head_dim // 2) if key_dim is None else key_dim
         self.num_groups = self.num_heads if num_groups is None else num_groups
         check_positive(key_dim=self.key_dim, num_groups=self.num_groups, conv_size=conv_size)
-        check_one_of(("auto", *SUPPORTED), backend=backend)
+        check_backend(backend, "state_space")
         if self.num_heads % self.num_groups:
             raise ValueError(f"num_heads = {self.num_heads} must be divisible by num_groups = {self.num_groups}")
         self.backend = backend
@@ -112,7 +113,7 @@ class Mamba2(nn.Module):
         check_input(x, self.hidden_size, "[B,hidden_size]")
         self._check_state(state, x.shape[0], x.device)
         query, key, value = self._heads(self.conv.step_(self._project(x), state.tail))
-        readings = state_space_step_(state.memory, query, key, value, *self._gates(x, None))
+        readings = state_space_step_(state.memory, query, key, value, *self._gates(x, None), backend=self.backend)
         return self._output(x, readings, value)
 
     def start_state(self, batch_size: int, learn: bool = False) -> RecurrentState:

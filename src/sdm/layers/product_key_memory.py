@@ -12,10 +12,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from sdm.layers.interface import check_input, check_mask, check_one_of, check_positive
+from sdm.layers.interface import check_input, check_mask, check_positive
 from sdm.layers.state import LayerState, check_state
 from sdm.ops import product_key_topk
-from sdm.ops.backends import BACKENDS
+from sdm.ops.backends import check_backend
 from sdm.ops.checks import check_cu_seqlens
 
 
@@ -55,7 +55,7 @@ class ProductKeyMemory(nn.Module):
     ) -> None:
         super().__init__()
         check_positive(hidden_size=hidden_size, num_heads=num_heads, num_slots=num_slots, num_reads=num_reads)
-        check_one_of(("auto", *BACKENDS), backend=backend)
+        check_backend(backend, "product_key_topk")
         side = math.isqrt(num_slots)
         if hidden_size % num_heads:
             raise ValueError(f"hidden_size = {hidden_size} must be divisible by num_heads = {num_heads}")

@@ -19,7 +19,7 @@ from sdm.layers.masked_batch_norm import MaskedBatchNorm
 from sdm.layers.recurrent_state import start_memory
 from sdm.layers.state import LayerState, check_state
 from sdm.ops import product_key_topk, sparse_delta_rule, sparse_delta_step_
-from sdm.ops.backends import BACKENDS
+from sdm.ops.backends import check_backend
 from sdm.ops.checks import check_shape, check_tensor
 from sdm.ops.sparse_delta_rule.inputs import UPDATES, Tokens
 
@@ -91,7 +91,7 @@ class SparseDeltaMemory(nn.Module):
         check_one_of(UPDATES, update=update)
         check_one_of(WEIGHTINGS, weighting=weighting)
         check_one_of(OUTPUT_GATES, output_gate=output_gate)
-        check_one_of(("auto", *BACKENDS), backend=backend)
+        check_backend(backend, "sparse_delta_rule", "product_key_topk")
         if hidden_size % num_heads:
             raise ValueError(f"hidden_size = {hidden_size} must be divisible by num_heads = {num_heads}")
         if not temperature > 0:
@@ -195,7 +195,7 @@ class SparseDeltaMemory(nn.Module):
         state = _table(state)
         check_state(state, MemoryTable, len(x), x.device, memory=(self.num_heads, self.num_slots, self.head_dim))
         token = (tensor.squeeze(1) for tensor in self._tokens(x.unsqueeze(1), None, key_input))
-        return self._output(x, sparse_delta_step_(state.memory, *token, update=self.update))
+        return self._output(x, sparse_delta_step_(state.memory, *token, update=self.update, backend=self.backend))
 
     def start_state(self, batch_size: int, learn: bool = False) -> MemoryTable:
         """The state of streams without tokens, as every `sdm.layers.interface.SequenceLayer` has it."""

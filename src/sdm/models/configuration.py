@@ -15,7 +15,7 @@ from sdm.models.fields import Field, documented_fields
 from sdm.models.layer_types import LAYER_TYPES, layer_fields, layer_names
 from sdm.models.layer_types.base import check_choices, check_numbers, check_sizes
 from sdm.models.rope import check_rope
-from sdm.ops.backends import BACKENDS
+from sdm.ops.backends import BACKENDS, check_backend
 
 # What layer_types is derived from.
 _PATTERN = {"num_hidden_layers", "global_layer", "global_layer_interval", "local_layer"}
@@ -181,6 +181,7 @@ class SDMConfig(PreTrainedConfig):
             kind.derive(self)
         for name in dict.fromkeys(self.layer_types or ()):
             LAYER_TYPES[name].check(self)
+            check_backend(self.backend, *LAYER_TYPES[name].ops)
 
     def validate_layer_type(self) -> None:
         """transformers knows a fixed list of layer types; ours are checked when they are derived."""
@@ -214,7 +215,8 @@ class SDMConfig(PreTrainedConfig):
         )
         check_numbers(self, "initializer_range")
         check_numbers(self, "rms_norm_eps", positive=True)
-        check_choices(self, local_layer=layer_names("local"), hidden_act=("silu",), backend=("auto", *BACKENDS))
+        backends = ("auto", *dict.fromkeys(backend.name for op in BACKENDS.values() for backend in op))
+        check_choices(self, local_layer=layer_names("local"), hidden_act=("silu",), backend=backends)
 
     def _derive_layers(self) -> None:
         if self.global_layer is not None:

@@ -1,8 +1,16 @@
-"""Which implementations can run here, and which one a call gets."""
+"""What a backend of an op is, and which one a call gets.
+
+A backend is declared beside its implementation, and listed in the `__init__.py` of its op. To add one, write its file
+and name it there.
+"""
 
 from __future__ import annotations
 
+import sys
 import warnings
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -10,47 +18,92 @@ from torch._C import _functorch, _get_tracing_state, _len_torch_dispatch_stack
 from torch.autograd import forward_ad
 from torch.compiler import is_compiling
 
-from sdm.native import core, missing_because
-
-BACKENDS = ("reference", "chunked", "native")
-
 _said: set[str] = set()
 
 
-def available_backends() -> tuple[str, ...]:
-    """The backends that can run on this machine, slowest first."""
-    return tuple(name for name in BACKENDS if name != "native" or core is not None)
+class Call:
+    """A checked call of an op, as its backends are asked about it and serve it; what is in it, each op says itself."""
+
+    device: torch.device
+    dtype: torch.dtype  # of the arithmetic
+    single_step: bool = False  # one token, which changes the state in place
 
 
-def choose_backend(
-    requested: str,
-    device: torch.device,
-    dtype: torch.dtype,
-    supported: tuple[str, ...] = BACKENDS,
-) -> str:
-    """Resolve "auto" for tensors of this device and compute dtype, or check that an explicit choice can serve them.
+@dataclass(eq=False)
+class Backend:
+    """One implementation of an op."""
 
-    An explicit backend that cannot serve raises; "auto" takes the fastest that can, and says once where that is slow.
-    """
-    if requested == "auto" and "native" in supported and _native_obstacle(device, dtype) is None:
-        return "native"
-    if requested not in ("auto", *supported):
-        raise ValueError(f"backend must be one of {('auto', *supported)}, got {requested!r}")
-    if requested in ("reference", "chunked"):
-        return requested
-    if requested == "auto" and in_forward_mode():
-        say_once('backend "reference", the slowest, serves this call: it alone has forward-mode derivatives')
-        return "reference"
-    if "native" not in supported:
-        return "chunked"
-    obstacle = _native_obstacle(device, dtype)
-    if obstacle is None:
-        return "native"
-    if requested == "native":
-        raise ValueError(f'backend "native" cannot serve this call: {obstacle}; use "chunked" or "auto"')
-    if device.type == "cpu" and core is not None:  # a missing core was said at import
-        say_once(f'backend "chunked", many times slower than "native", serves this call: {obstacle}')
-    return "chunked"
+    name: str
+    run: Callable[[Any], Any]
+    """Serves a call."""
+    step_: Any = None
+    """Serves a call of a single step, if it can."""
+    device: str | None = None
+    """The kind of device that it works on; None is any."""
+    missing: str = ""
+    """Why this machine does not have it, if so."""
+    refuses: Callable[[Any], str | None] = lambda call: None
+    """Why it cannot serve a call on its device, if so."""
+
+    def obstacle(self, call: Call) -> str | None:
+        """Why it cannot serve this call, or None."""
+        if self.missing:
+            return self.missing
+        if self.device is not None and self.device != call.device.type:
+            return f"it works on {self.device} tensors, got {call.device}"
+        if call.single_step and self.step_ is None:
+            return "it has no single steps"
+        return self.refuses(call)
+
+
+BACKENDS: dict[str, list[Backend]] = {}
+"""Of each op, fastest first."""
+
+
+def available_backends(op: str = "sparse_delta_rule") -> tuple[str, ...]:
+    """The backends of an op that this machine has, slowest first."""
+    return tuple(backend.name for backend in reversed(BACKENDS[op]) if not backend.missing)
+
+
+def serve(op: str, name: str, call: Call) -> Any:
+    """Let the backend of this name serve a call of the op, or with "auto" the first that can."""
+    backends, auto, slower_than = BACKENDS[op], name == "auto", ""
+    if not auto:
+        check_backend(name, op)
+    for backend in backends:
+        if not auto and name != backend.name:
+            continue
+        obstacle = backend.obstacle(call)
+        if obstacle is None:
+            if slower_than:
+                _say_once(f'backend "{backend.name}", slower than {slower_than}')
+            return (backend.step_ if call.single_step else backend.run)(call)
+        if not auto:
+            able = " or ".join(f'"{other.name}"' for other in backends if other.obstacle(call) is None)
+            raise ValueError(f'backend "{name}" cannot serve this call: {obstacle}; use "auto" or {able}')
+        # What is not installed was said at import, and nobody expects a kernel for another device.
+        if not slower_than and not backend.missing and backend.device in (None, call.device.type):
+            slower_than = f'"{backend.name}", serves this call: {obstacle}'
+    raise ValueError(f"no backend of {op} can serve this call: the tokens are on {call.device}, in {call.dtype}")
+
+
+def check_backend(name: str, *ops: str) -> None:
+    """Raise unless each of these ops has a backend of this name, or it is "auto"."""
+    if name != "auto" and not all(any(name == backend.name for backend in BACKENDS[op]) for op in ops):
+        shared = set.intersection(*({backend.name for backend in BACKENDS[op]} for op in ops))
+        raise ValueError(f"backend must be one of {('auto', *sorted(shared))} for {' and '.join(ops)}, got {name!r}")
+
+
+def core_refuses(call: Call) -> str | None:
+    """What the compiled core cannot serve on a CPU, whatever the op."""
+    if call.dtype not in (torch.float32, torch.float64):
+        return f"the compiled core computes in float32 or float64, got {call.dtype}"
+    return no_forward_mode(call)
+
+
+def no_forward_mode(call: Call) -> str | None:
+    """For backends behind a registered op."""
+    return "it has no forward-mode derivatives (torch.func.jvp)" if in_forward_mode() else None
 
 
 def goes_past_dispatcher(*tensors: Tensor) -> bool:
@@ -78,20 +131,12 @@ def in_forward_mode() -> bool:
     return forward_ad._current_level >= 0
 
 
-def say_once(message: str) -> None:
-    """Warn, but only the first time a message comes up; a compiled graph stays silent."""
-    if message not in _said and not torch.compiler.is_compiling():
-        _said.add(message)
-        warnings.warn(message, RuntimeWarning, stacklevel=4)
-
-
-def _native_obstacle(device: torch.device, dtype: torch.dtype) -> str | None:
-    if core is None:
-        return missing_because
-    if device.type != "cpu":
-        return f"the compiled core works on CPU tensors, got {device}"
-    if dtype not in (torch.float32, torch.float64):
-        return f"the compiled core computes in float32 or float64, got {dtype}"
-    if in_forward_mode():
-        return "the compiled core has no forward-mode derivatives"
-    return None
+def _say_once(message: str) -> None:
+    """Warn whoever called this package, but only the first time a message comes up; a compiled graph stays silent."""
+    if message in _said or is_compiling():
+        return
+    _said.add(message)
+    frame, level = sys._getframe(), 1
+    while frame.f_back is not None and frame.f_globals.get("__name__", "").startswith("sdm."):
+        frame, level = frame.f_back, level + 1
+    warnings.warn(message, RuntimeWarning, stacklevel=level)

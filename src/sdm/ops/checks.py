@@ -16,7 +16,7 @@ def compute_dtype(*tensors: Tensor | None) -> torch.dtype:
     """The widest float among the tensors, at least float32."""
     dtype = torch.float32
     for x in tensors:
-        if x is not None and x.is_floating_point():
+        if x is not None and x.dtype != dtype and x.is_floating_point():
             dtype = torch.promote_types(dtype, x.dtype)
     return dtype
 

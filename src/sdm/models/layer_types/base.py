@@ -38,6 +38,8 @@ class LayerType(abc.ABC):
     """The fields on which the shapes of its state depend, beside hidden_size."""
     free_fields: tuple[str, ...] = ()
     """The fields that change neither the meaning nor the numbers of a state."""
+    ops: tuple[str, ...] = ()
+    """The ops that it calls, which must have the backend of the configuration."""
     bounded_state: bool = True
     """Whether its state has a fixed size, so that streams of any length can carry it from step to step."""
 

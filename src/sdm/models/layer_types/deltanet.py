@@ -18,6 +18,7 @@ from sdm.models.layer_types.shared import (
     shifted_state,
     tie_queries,
 )
+from sdm.ops.backends import check_backend
 
 
 @dataclass(frozen=True)
@@ -36,6 +37,9 @@ class DeltaNetType(LayerType):
 
     def derive(self, config: Any) -> None:
         derive_dense_memory(config)
+
+    def check(self, config: Any) -> None:
+        check_backend(config.backend, "gated_delta_rule" if config.deltanet_correction else "state_space")
 
     def build(self, config: Any) -> nn.Module:
         layer = GatedDeltaNet(

@@ -34,6 +34,7 @@ class GatedDeltaNetType(LayerType):
     name = "gdn"
     scope = "global"
     fields = GatedDeltaNetFields
+    ops = ("gated_delta_rule",)
     state_fields = ("num_attention_heads", "recurrent_key_dim", "short_convolution", "shift_keys")
     free_fields = ("initial_state_std",)
 

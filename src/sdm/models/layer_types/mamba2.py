@@ -16,6 +16,7 @@ class Mamba2Type(LayerType):
     name = "mamba2"
     scope = "global"
     fields = DenseMemoryFields
+    ops = ("state_space",)
     state_fields = ("num_attention_heads", "recurrent_key_dim", "short_convolution")
 
     def derive(self, config: Any) -> None:

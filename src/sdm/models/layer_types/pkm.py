@@ -29,6 +29,7 @@ class ProductKeyType(LayerType):
     name = "pkm"
     scope = "global"
     fields = ProductKeyFields
+    ops = ("product_key_topk",)
 
     def derive(self, config: Any) -> None:
         check_sizes(config, "pkm_heads", "pkm_slots", "pkm_reads")

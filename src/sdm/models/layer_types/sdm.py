@@ -55,6 +55,7 @@ class SparseMemoryType(LayerType):
     name = "sdm"
     scope = "global"
     fields = SparseMemoryFields
+    ops = ("sparse_delta_rule", "product_key_topk")
     state_fields = ("num_memory_heads", "num_slots", "shift_keys")
     free_fields = ("initial_state_std",)
 

@@ -7,20 +7,17 @@ from __future__ import annotations
 
 from torch import Tensor
 
-from sdm.ops.backends import choose_backend
-from sdm.ops.checks import check_decay, compute_dtype
-from sdm.ops.gated_delta_rule.chunked import gated_delta_rule_chunked
-from sdm.ops.gated_delta_rule.inputs import Tokens, check_shapes, check_state, check_step
-from sdm.ops.gated_delta_rule.native import gated_delta_rule_native, gated_delta_step_native_
-from sdm.ops.gated_delta_rule.reference import gated_delta_rule_reference, step
+from sdm.ops.backends import BACKENDS, serve
+from sdm.ops.gated_delta_rule.chunked import CHUNKED
+from sdm.ops.gated_delta_rule.fla import FLA
+from sdm.ops.gated_delta_rule.inputs import Tokens, check_state, check_step
+from sdm.ops.gated_delta_rule.native import NATIVE
+from sdm.ops.gated_delta_rule.reference import REFERENCE
+from sdm.ops.sequences import Call, serve_rule
 
 __all__ = ["gated_delta_rule", "gated_delta_step_"]
 
-_BACKENDS = {
-    "reference": gated_delta_rule_reference,
-    "chunked": gated_delta_rule_chunked,
-    "native": gated_delta_rule_native,
-}
+BACKENDS["gated_delta_rule"] = [NATIVE, FLA, CHUNKED, REFERENCE]
 
 
 def gated_delta_rule(
@@ -53,27 +50,22 @@ def gated_delta_rule(
         output_final_state: whether to return the state after the last token.
         cu_seqlens: `[S+1]` offsets of documents packed into one row (B = 1): 0 first, T last, none decreasing. Each
             document starts from its own initial state.
-        backend: "auto", "reference", "chunked" or "native".
+        backend: "auto", "reference", "chunked", "native" (C++, CPU) or "fla" (flash-linear-attention, on GPUs, for
+            values of 16 bits).
 
     Returns:
         y: `[B,T,H,D]` in the dtype of value.
         final_state: `[S,H,K,D]` in the widest dtype of the inputs, at least float32; or None.
     """
     tokens = Tokens(query, key, value, beta, log_decay)
-    check_shapes(tokens)
-    sequences = check_state(tokens, initial_state, cu_seqlens)
-    dtype = compute_dtype(*tokens, initial_state)
-    run = _BACKENDS[choose_backend(backend, value.device, dtype, tuple(_BACKENDS))]
-    if initial_state is None:
-        initial_state = value.new_zeros(key.shape[2:] + value.shape[-1:], dtype=dtype)
-    if initial_state.dim() == 3:
-        initial_state = initial_state.expand(sequences, *initial_state.shape)
-    y, final_state = run(tokens.to(dtype), initial_state.to(dtype), cu_seqlens)
-    return y.to(value.dtype), final_state if output_final_state else None
+    check_state(tokens, initial_state, cu_seqlens)
+    return serve_rule(
+        "gated_delta_rule", backend, Call(tokens, initial_state, key.shape[-1], cu_seqlens, output_final_state)
+    )
 
 
 def gated_delta_step_(
-    state: Tensor, query: Tensor, key: Tensor, value: Tensor, beta: Tensor, log_decay: Tensor
+    state: Tensor, query: Tensor, key: Tensor, value: Tensor, beta: Tensor, log_decay: Tensor, *, backend: str = "auto"
 ) -> Tensor:
     """One token of `gated_delta_rule`, shapes without T; `state` [B,H,K,D] is updated in place. Returns y [B,H,D].
 
@@ -82,11 +74,5 @@ def gated_delta_step_(
     """
     token = Tokens(query, key, value, beta, log_decay)
     check_step(state, token)
-    dtype = compute_dtype(*token, state)
-    native = choose_backend("auto", value.device, dtype, tuple(_BACKENDS)) == "native"
-    if native and state.dtype == dtype and state.is_contiguous():
-        return gated_delta_step_native_(state, token.to(dtype)).to(value.dtype)
-    check_decay(log_decay)
-    y, after = step(token.to(dtype), state.to(dtype))
-    state.copy_(after)
+    y: Tensor = serve("gated_delta_rule", backend, Call(token, state, key.shape[-1]))
     return y.to(value.dtype)

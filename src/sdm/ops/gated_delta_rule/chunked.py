@@ -20,26 +20,28 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from sdm.ops.backends import Backend
 from sdm.ops.checks import check_decay, document_bounds
 from sdm.ops.gated_delta_rule.inputs import Tokens
-from sdm.ops.gated_delta_rule.reference import gated_delta_rule_reference
+from sdm.ops.gated_delta_rule.reference import gated_delta_rule_reference, gated_delta_step_reference_
+from sdm.ops.sequences import Call
 
 CHUNK = 64
 
 
-def gated_delta_rule_chunked(
-    tokens: Tokens, initial_state: Tensor, cu_seqlens: Tensor | None, chunk: int = CHUNK
-) -> tuple[Tensor, Tensor]:
-    """Floats in one dtype, initial_state [S,H,K,D]. Returns the output [B,T,H,D] and the final state [S,H,K,D].
-
-    Products of whole matrices spread an infinity or NaN to tokens of its chunk that never meet it, since 0 times NaN is
-    NaN, in backward too: such a call runs token by token. A traced graph has no values to look at.
+def gated_delta_rule_chunked(call: Call, chunk: int = CHUNK) -> tuple[Tensor, Tensor]:
+    """Products of whole matrices spread an infinity or NaN to tokens of its chunk that never meet it, since 0 times NaN
+    is NaN, in backward too: such a call runs token by token. A traced graph has no values to look at.
     """
+    tokens, initial_state = call.in_full()
     check_decay(tokens.log_decay)
-    y, state = _run_chunks(tokens, initial_state, cu_seqlens, chunk)
+    y, state = _run_chunks(tokens, initial_state, call.cu_seqlens, chunk)
     if not torch.compiler.is_compiling() and not bool((y.detach().sum() + state.detach().sum()).isfinite()):
-        return gated_delta_rule_reference(tokens, initial_state, cu_seqlens)
+        return gated_delta_rule_reference(call)
     return y, state
+
+
+CHUNKED = Backend("chunked", gated_delta_rule_chunked, gated_delta_step_reference_)
 
 
 def _run_chunks(tokens: Tokens, initial_state: Tensor, cu_seqlens: Tensor | None, chunk: int) -> tuple[Tensor, Tensor]:

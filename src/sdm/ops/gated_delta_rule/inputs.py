@@ -44,7 +44,8 @@ def check_shapes(tokens: Tokens, time: str = "T,") -> None:
 
 
 def check_state(tokens: Tokens, initial_state: Tensor | None, cu_seqlens: Tensor | None) -> int:
-    """Check the state and the documents against the tokens. Returns the number of sequences."""
+    """Check the tokens, and the state and the documents against them. Returns the number of sequences."""
+    check_shapes(tokens)
     batch, _, heads, key_size = tokens.key.shape
     sequences = batch if cu_seqlens is None else check_cu_seqlens(cu_seqlens, batch, tokens.value.device)
     if initial_state is not None:
@@ -59,10 +60,10 @@ def check_state(tokens: Tokens, initial_state: Tensor | None, cu_seqlens: Tensor
     return sequences
 
 
-def check_step(state: Tensor, token: Tokens) -> None:
+def check_step(state: Tensor, token: Tokens, step: str = "gated_delta_step_", rule: str = "gated_delta_rule") -> None:
     """Check one token and the state that it updates in place."""
     check_shapes(token, time="")
     check_tensor("state", state, token.value.device)
     check_float("state", state)
     check_shape("state", state, (*token.key.shape, token.value.shape[-1]), "[B,H,K,D]")
-    check_no_gradients("gated_delta_step_", "gated_delta_rule", state, *token)
+    check_no_gradients(step, rule, state, *token)

@@ -11,10 +11,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from sdm.native import require_core
-from sdm.ops.backends import goes_past_dispatcher
+from sdm.native import missing_because, require_core
+from sdm.ops.backends import Backend, core_refuses, goes_past_dispatcher
 from sdm.ops.checks import check_kernel_floats, check_kernel_state, check_one_device, check_shape, mark_changed
-from sdm.ops.gated_delta_rule.inputs import Tokens, check_shapes, check_state, check_step
+from sdm.ops.gated_delta_rule.inputs import Tokens, check_state, check_step
+from sdm.ops.sequences import Call
 
 SEGMENT = 32  # kGatedDeltaSegment of the core
 
@@ -24,7 +25,6 @@ def _check(tokens: Tokens, states: dict[str, Tensor], cu_seqlens: Tensor | None)
 
     `states` are [S,H,K,D]. Returns S.
     """
-    check_shapes(tokens)
     sequences = check_state(tokens, None, cu_seqlens)
     check_kernel_floats(tokens.value.dtype, **tokens._asdict(), **states)
     for name, state in states.items():
@@ -182,19 +182,26 @@ def _backward(ctx: Any, grad_y: Tensor, grad_final_state: Tensor, *_: Tensor) ->
 torch.library.register_autograd("sdm::gated_delta_rule", _backward, setup_context=_save)
 
 
-def gated_delta_rule_native(tokens: Tokens, initial_state: Tensor, cu_seqlens: Tensor | None) -> tuple[Tensor, Tensor]:
-    """Floats in one dtype, initial_state [S,H,K,D]. Returns the output [B,T,H,D] and the final state [S,H,K,D]."""
+def gated_delta_rule_native(call: Call) -> tuple[Tensor, Tensor]:
+    tokens, initial_state = call.in_full()
     if goes_past_dispatcher(*tokens, initial_state):
-        return _run(tokens, initial_state, cu_seqlens, save=False)[:2]
+        return _run(tokens, initial_state, call.cu_seqlens, save=False)[:2]
     save = torch.is_grad_enabled() and any(x.requires_grad for x in (*tokens, initial_state))
-    return _rule(*tokens, initial_state, cu_seqlens, save)[:2]
+    return _rule(*tokens, initial_state, call.cu_seqlens, save)[:2]
 
 
-def gated_delta_step_native_(state: Tensor, token: Tokens) -> Tensor:
-    """One token without T; state [B,H,K,D] is contiguous and of the token's dtype, and changes in place."""
-    if goes_past_dispatcher(state, *token):
-        return _run_step(state, token)
-    return _step(state, *token)
+def gated_delta_step_native_(call: Call) -> Tensor:
+    assert call.state is not None
+    token, state = call.tokens.to(call.dtype), call.state
+    if state.dtype != call.dtype or not state.is_contiguous():  # what the core does not change in place
+        state = state.to(call.dtype).contiguous()
+    y = _run_step(state, token) if goes_past_dispatcher(state, *token) else _step(state, *token)
+    if state is not call.state:
+        call.state.copy_(state)
+    return y
+
+
+NATIVE = Backend("native", gated_delta_rule_native, gated_delta_step_native_, "cpu", missing_because, core_refuses)
 
 
 @torch.library.custom_op("sdm::gated_delta_step_", mutates_args=("state",), device_types="cpu")

@@ -5,38 +5,17 @@ Shapes: B batch, T time, H heads, K key size, D value channels, S sequences (bat
 
 from __future__ import annotations
 
-import itertools
+from collections.abc import Callable
 
 import torch
 from torch import Tensor
 
-from sdm.ops.checks import check_decay, document_bounds
+from sdm.ops.backends import Backend
+from sdm.ops.checks import check_decay
 from sdm.ops.gated_delta_rule.inputs import Tokens
+from sdm.ops.sequences import Call, run_documents
 
-
-def gated_delta_rule_reference(
-    tokens: Tokens, initial_state: Tensor, cu_seqlens: Tensor | None
-) -> tuple[Tensor, Tensor]:
-    """Floats in one dtype, initial_state [S,H,K,D]. Returns the output [B,T,H,D] and the final state [S,H,K,D]."""
-    check_decay(tokens.log_decay)
-    if cu_seqlens is None:
-        return _run(tokens, initial_state)
-    bounds = document_bounds(cu_seqlens, tokens.value.shape[1])
-    documents = [
-        _run(Tokens(*(x[:, start:end] for x in tokens)), initial_state[s : s + 1])
-        for s, (start, end) in enumerate(itertools.pairwise(bounds))
-    ]
-    outputs, states = zip(*documents, strict=True)
-    return torch.cat(outputs, dim=1), torch.cat(states)
-
-
-def _run(tokens: Tokens, state: Tensor) -> tuple[Tensor, Tensor]:
-    outputs = []
-    for t in range(tokens.value.shape[1]):
-        y, state = step(Tokens(*(x[:, t] for x in tokens)), state)
-        outputs.append(y)
-    # A call without tokens must not hand back the caller's own tensor.
-    return (torch.stack(outputs, dim=1), state) if outputs else (tokens.value.clone(), state.clone())
+Step = Callable[[Tokens, Tensor], tuple[Tensor, Tensor]]
 
 
 def step(token: Tokens, state_BHKD: Tensor) -> tuple[Tensor, Tensor]:
@@ -46,3 +25,34 @@ def step(token: Tokens, state_BHKD: Tensor) -> tuple[Tensor, Tensor]:
     delta_BHD = token.beta.unsqueeze(-1) * (token.value - retrieved_BHD)
     state_BHKD = decayed_BHKD + token.key.unsqueeze(-1) * delta_BHD.unsqueeze(2)
     return (token.query.unsqueeze(-1) * state_BHKD).sum(2), state_BHKD
+
+
+def run_tokens(step: Step, call: Call) -> tuple[Tensor, Tensor]:
+    """Token after token, each taking the state before it to its output and the state after it."""
+    tokens, initial_state = call.in_full()
+    check_decay(tokens.log_decay)
+
+    def run(tokens: Tokens, state: Tensor) -> tuple[Tensor, Tensor]:
+        outputs = []
+        for t in range(tokens.value.shape[1]):
+            y, state = step(Tokens(*(x[:, t] for x in tokens)), state)
+            outputs.append(y)
+        # A call without tokens must not hand back the caller's own tensor.
+        return (torch.stack(outputs, dim=1), state) if outputs else (tokens.value.clone(), state.clone())
+
+    return run_documents(run, tokens, initial_state, call.cu_seqlens)
+
+
+def gated_delta_rule_reference(call: Call) -> tuple[Tensor, Tensor]:
+    return run_tokens(step, call)
+
+
+def gated_delta_step_reference_(call: Call) -> Tensor:
+    assert call.state is not None
+    check_decay(call.tokens.log_decay)
+    y, after = step(call.tokens.to(call.dtype), call.state.to(call.dtype))
+    call.state.copy_(after)
+    return y
+
+
+REFERENCE = Backend("reference", gated_delta_rule_reference, gated_delta_step_reference_)

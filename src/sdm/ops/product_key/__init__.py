@@ -11,19 +11,15 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from sdm.ops.backends import choose_backend
-from sdm.ops.product_key.inputs import check_scores
-from sdm.ops.product_key.native import product_key_topk_native
-from sdm.ops.product_key.pruned import product_key_topk_pruned
-from sdm.ops.product_key.reference import product_key_topk_reference
+from sdm.ops.backends import BACKENDS, serve
+from sdm.ops.product_key.inputs import Call, check_scores
+from sdm.ops.product_key.native import NATIVE
+from sdm.ops.product_key.pruned import CHUNKED
+from sdm.ops.product_key.reference import REFERENCE
 
 __all__ = ["product_key_topk"]
 
-_BACKENDS = {
-    "reference": product_key_topk_reference,
-    "chunked": product_key_topk_pruned,
-    "native": product_key_topk_native,
-}
+BACKENDS["product_key_topk"] = [NATIVE, CHUNKED, REFERENCE]
 
 
 def product_key_topk(scores: Tensor, k: int, *, backend: str = "auto") -> tuple[Tensor, Tensor]:
@@ -44,5 +40,5 @@ def product_key_topk(scores: Tensor, k: int, *, backend: str = "auto") -> tuple[
     """
     check_scores(scores, k)
     dtype = scores.dtype if scores.dtype in (torch.float32, torch.float64) else torch.float32
-    run = _BACKENDS[choose_backend(backend, scores.device, dtype, tuple(_BACKENDS))]
-    return run(scores if scores.dtype == dtype else scores.to(dtype), k)
+    values, index = serve("product_key_topk", backend, Call(scores if scores.dtype == dtype else scores.to(dtype), k))
+    return values, index

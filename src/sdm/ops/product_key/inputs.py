@@ -2,8 +2,23 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 import torch
 from torch import Tensor
+
+from sdm.ops import backends
+
+
+@dataclass(eq=False)
+class Call(backends.Call):
+    """What a backend serves: `run` gives values and slots, [..., k]."""
+
+    scores: Tensor  # [..., 2n] in float32 or float64
+    k: int
+
+    def __post_init__(self) -> None:
+        self.device, self.dtype = self.scores.device, self.scores.dtype
 
 
 def check_scores(scores: Tensor, k: int) -> None:

@@ -7,10 +7,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from sdm.native import require_core
-from sdm.ops.backends import goes_past_dispatcher
+from sdm.native import missing_because, require_core
+from sdm.ops.backends import Backend, core_refuses, goes_past_dispatcher
 from sdm.ops.checks import check_kernel_floats, check_one_device
-from sdm.ops.product_key.inputs import check_scores
+from sdm.ops.product_key.inputs import Call, check_scores
 
 
 def _run(scores: Tensor, k: int) -> tuple[Tensor, Tensor]:
@@ -101,6 +101,8 @@ torch.library.register_autograd("sdm::product_key_topk", _backward, setup_contex
 torch.library.register_autograd("sdm::product_key_topk_backward", _backward_of_backward, setup_context=_save_index)
 
 
-def product_key_topk_native(scores: Tensor, k: int) -> tuple[Tensor, Tensor]:
-    """scores [..., 2n] in float32 or float64 on the CPU -> values and slots [..., k]."""
-    return _run(scores, k) if goes_past_dispatcher(scores) else _topk(scores, k)
+def product_key_topk_native(call: Call) -> tuple[Tensor, Tensor]:
+    return (_run if goes_past_dispatcher(call.scores) else _topk)(call.scores, call.k)
+
+
+NATIVE = Backend("native", product_key_topk_native, None, "cpu", missing_because, core_refuses)

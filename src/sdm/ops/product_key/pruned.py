@@ -9,11 +9,13 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from sdm.ops.backends import Backend
+from sdm.ops.product_key.inputs import Call
 from sdm.ops.product_key.order import exact_sum, first_k, ranking_scores, values_at
 
 
-def product_key_topk_pruned(scores: Tensor, k: int) -> tuple[Tensor, Tensor]:
-    """scores [..., 2n] -> values and slots [..., k]."""
+def product_key_topk_pruned(call: Call) -> tuple[Tensor, Tensor]:
+    scores, k = call.scores, call.k
     n = scores.shape[-1] // 2
     # A stable sort ranks the lower index first among equal scores, as the order among slots wants it.
     (first, first_at), (second, second_at) = (
@@ -25,6 +27,9 @@ def product_key_topk_pruned(scores: Tensor, k: int) -> tuple[Tensor, Tensor]:
     best = first_k(rounded.gather(-1, by_slot), error.gather(-1, by_slot), k)
     index = slot.gather(-1, best)
     return values_at(scores, index), index
+
+
+CHUNKED = Backend("chunked", product_key_topk_pruned)
 
 
 def _candidate_ranks(n: int, k: int, device: torch.device) -> tuple[Tensor, Tensor]:

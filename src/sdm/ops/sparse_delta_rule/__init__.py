@@ -2,26 +2,19 @@
 
 from __future__ import annotations
 
-import torch
 from torch import Tensor
 
-from sdm.native import core
-from sdm.ops.backends import choose_backend, in_forward_mode, say_once
-from sdm.ops.checks import check_no_gradients, check_tensor, compute_dtype
-from sdm.ops.sparse_delta_rule.chunked import sparse_delta_rule_chunked
+from sdm.ops.backends import BACKENDS, serve
+from sdm.ops.checks import check_no_gradients, check_tensor
+from sdm.ops.sequences import Call, serve_rule
+from sdm.ops.sparse_delta_rule.chunked import CHUNKED
 from sdm.ops.sparse_delta_rule.inputs import UPDATES, Tokens, check_shapes
-from sdm.ops.sparse_delta_rule.native import (
-    sparse_delta_rule_native,
-    sparse_delta_step_native_,
-    take_usual_step_,
-    usual_step,
-)
-from sdm.ops.sparse_delta_rule.reference import sparse_delta_rule_reference, sparse_delta_step_reference_
+from sdm.ops.sparse_delta_rule.native import NATIVE, take_usual_step_, usual_step
+from sdm.ops.sparse_delta_rule.reference import REFERENCE
 
 __all__ = ["sparse_delta_rule", "sparse_delta_step_"]
 
-_BACKENDS = {"reference": sparse_delta_rule_reference, "chunked": sparse_delta_rule_chunked}
-_NATIVE_STATES = {torch.float32: (torch.float32, torch.bfloat16), torch.float64: (torch.float64,)}
+BACKENDS["sparse_delta_rule"] = [NATIVE, CHUNKED, REFERENCE]
 
 
 def sparse_delta_rule(
@@ -71,23 +64,8 @@ def sparse_delta_rule(
     """
     tokens = Tokens(write_index, write_weight, value, beta, log_decay, read_index, read_weight)
     num_slots = check_shapes(tokens, initial_state, num_slots, cu_seqlens, update)
-    dtype = compute_dtype(*tokens, initial_state)
-    chosen = choose_backend(backend, value.device, dtype, (*_BACKENDS, "native"))
-    if chosen == "native":
-        y, final_state = sparse_delta_rule_native(
-            tokens.floats_to(dtype), initial_state, num_slots, cu_seqlens, update, output_final_state
-        )
-        return y.to(value.dtype), final_state if output_final_state else None
-
-    if chosen == "chunked" and in_forward_mode():
-        raise NotImplementedError('only backend="reference" has forward-mode derivatives (torch.func.jvp)')
-    run = _BACKENDS[chosen]
-    sequences = value.shape[0] if cu_seqlens is None else cu_seqlens.numel() - 1
-    shape = (sequences, value.shape[2], num_slots, value.shape[3])
-    if initial_state is None:
-        initial_state = torch.zeros((), dtype=dtype, device=value.device)
-    y, final_state = run(tokens.floats_to(dtype), initial_state.to(dtype).expand(shape), cu_seqlens, update)
-    return y.to(value.dtype), final_state if output_final_state else None
+    call = Call(tokens, initial_state, num_slots, cu_seqlens, output_final_state, update)
+    return serve_rule("sparse_delta_rule", backend, call)
 
 
 def sparse_delta_step_(
@@ -101,6 +79,7 @@ def sparse_delta_step_(
     read_weight: Tensor,
     *,
     update: str = "delta",
+    backend: str = "auto",
 ) -> Tensor:
     """One token of `sparse_delta_rule`, shapes without T; `state` [B,H,N,D] is updated in place. Returns y [B,H,D].
 
@@ -108,22 +87,14 @@ def sparse_delta_step_(
     in float32.
     """
     tokens = Tokens(write_index, write_weight, value, beta, log_decay, read_index, read_weight)
-    if core is not None and update in UPDATES and usual_step(state, tokens):
+    # Decoding takes such steps by the million: the kernel takes less time than to ask which backend serves it.
+    native = backend in ("auto", "native") and BACKENDS["sparse_delta_rule"][0] is NATIVE and not NATIVE.missing
+    if native and update in UPDATES and usual_step(state, tokens):
         return take_usual_step_(state, tokens, update == "slot")
     check_tensor("state", state)
     if state.dim() != 4:
         raise ValueError(f"state must be [B,H,N,D], got shape {list(state.shape)}")
-    check_shapes(tokens, state, None, None, update, single_step=True)
+    num_slots = check_shapes(tokens, state, None, None, update, single_step=True)
     check_no_gradients("sparse_delta_step_", "sparse_delta_rule", state, *tokens)
-    dtype = compute_dtype(*tokens, state)
-    native = choose_backend("auto", value.device, dtype) == "native"
-    # The core computes in float64 for a float64 state alone.
-    if native and state.is_contiguous() and state.dtype in _NATIVE_STATES[dtype]:
-        return sparse_delta_step_native_(state, tokens, update)
-    if native:
-        say_once(
-            f"sparse_delta_step_ in plain PyTorch, slower than the compiled core, serves a state of {state.dtype} with "
-            f"tokens of {dtype}; the core takes contiguous states of float32, bfloat16 or, with float64 tokens, float64"
-        )
-    y = sparse_delta_step_reference_(state, tokens.floats_to(dtype), update)
+    y: Tensor = serve("sparse_delta_rule", backend, Call(tokens, state, num_slots, update=update))
     return y.to(value.dtype)

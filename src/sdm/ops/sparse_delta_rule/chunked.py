@@ -25,8 +25,11 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from sdm.ops.backends import Backend, no_forward_mode
 from sdm.ops.checks import document_bounds
+from sdm.ops.sequences import Call
 from sdm.ops.sparse_delta_rule.inputs import Tokens, check_values
+from sdm.ops.sparse_delta_rule.reference import sparse_delta_step_reference_
 
 CHUNK = 64
 
@@ -360,8 +363,13 @@ def _differentiate(ctx: Any, grad_output: Tensor, grad_state: Tensor) -> tuple[T
 _forward.register_autograd(_differentiate, setup_context=_save_inputs)
 
 
-def sparse_delta_rule_chunked(
-    tokens: Tokens, initial_state: Tensor, cu_seqlens: Tensor | None, update: str, chunk_size: int = CHUNK
-) -> tuple[Tensor, Tensor]:
-    """Floats in one dtype, initial_state [S,H,N,D]. Returns the output [B,T,H,D] and the final state [S,H,N,D]."""
-    return _forward(*tokens, initial_state, cu_seqlens, update, chunk_size)
+def sparse_delta_rule_chunked(call: Call, chunk_size: int = CHUNK) -> tuple[Tensor, Tensor]:
+    tokens, initial_state = call.in_full()
+    return _forward(*tokens, initial_state, call.cu_seqlens, call.update, chunk_size)
+
+
+def _refuses(call: Call) -> str | None:
+    return None if call.single_step else no_forward_mode(call)
+
+
+CHUNKED = Backend("chunked", sparse_delta_rule_chunked, sparse_delta_step_reference_, refuses=_refuses)

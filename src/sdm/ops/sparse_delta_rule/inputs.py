@@ -23,7 +23,7 @@ class Tokens(NamedTuple):
     read_index: Tensor  # [B,T,H,R]
     read_weight: Tensor  # [B,T,H,R]
 
-    def floats_to(self, dtype: torch.dtype) -> Tokens:
+    def to(self, dtype: torch.dtype) -> Tokens:
         return Tokens(*(x.to(dtype) if x.is_floating_point() else x for x in self))
 
 

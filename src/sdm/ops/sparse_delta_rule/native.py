@@ -3,7 +3,7 @@
 `B` batch, `T` time, `H` heads, `N` slots, `D` value channels, `W` writes, `R` reads, `S` sequences (the batch, or the
 documents of a packed batch of one).
 
-Backward keeps the inputs and the error `v - retrieved` [B,T,H,D], nothing of the memory: it runs the writes again to
+Backward keeps the inputs and the residual `v - retrieved` [B,T,H,D], nothing of the memory: it runs the writes again to
 reach the final memory, copying the few old rows that inverting would not bring back, and then walks back by inverting
 the other writes.
 """
@@ -15,8 +15,8 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from sdm.native import require_core
-from sdm.ops.backends import goes_past_dispatcher
+from sdm.native import missing_because, require_core
+from sdm.ops.backends import Backend, core_refuses, goes_past_dispatcher
 from sdm.ops.checks import (
     check_kernel_floats,
     check_kernel_state,
@@ -25,6 +25,7 @@ from sdm.ops.checks import (
     compute_dtype,
     mark_changed,
 )
+from sdm.ops.sequences import Call
 from sdm.ops.sparse_delta_rule.inputs import Tokens, check_shapes
 
 # How many units of rounding a row of the memory may take up in backward, relative to its size, before it is copied
@@ -32,51 +33,49 @@ from sdm.ops.sparse_delta_rule.inputs import Tokens, check_shapes
 ROUNDING_LIMIT = 192.0
 
 
-def sparse_delta_rule_native(
-    tokens: Tokens,
-    initial_state: Tensor | None,
-    num_slots: int,
-    cu_seqlens: Tensor | None = None,
-    update: str = "delta",
-    output_final_state: bool = True,
-    rounding_limit: float = ROUNDING_LIMIT,
-) -> tuple[Tensor, Tensor]:
-    """y [B,T,H,D] in the dtype of the values, and the final state [S,H,N,D] (empty unless asked for).
-
-    Computes in float64 if the values are float64, else in float32. A `rounding_limit` of 0 makes backward copy every
-    old row, infinity none that can be inverted at all.
-    """
-    value_dtype = tokens.value.dtype
-    dtype = torch.float64 if value_dtype == torch.float64 else torch.float32
-    tokens = _kernel_types(tokens, dtype)
+def sparse_delta_rule_native(call: Call, rounding_limit: float = ROUNDING_LIMIT) -> tuple[Tensor, Tensor]:
+    """A `rounding_limit` of 0 makes backward copy every old row, infinity none that can be inverted at all."""
+    tokens, initial_state, cu_seqlens = _kernel_types(call.tokens, call.dtype), call.state, call.cu_seqlens
     needs_grad = [x.requires_grad for x in (*tokens, initial_state) if x is not None]
     track = torch.is_grad_enabled() and any(needs_grad)
     # Without gradients a bfloat16 state is read as it is, at half the traffic.
-    if initial_state is not None and (track or initial_state.dtype != torch.bfloat16 or dtype == torch.float64):
-        initial_state = initial_state.to(dtype)
-    slot_rule = update == "slot"
+    if initial_state is not None and (track or initial_state.dtype != torch.bfloat16 or call.dtype == torch.float64):
+        initial_state = initial_state.to(call.dtype)
+    slot_rule = call.update == "slot"
     given = [x for x in (initial_state, cu_seqlens) if x is not None]
     run = _forward if goes_past_dispatcher(*tokens, *given) else torch.ops.sdm.sparse_delta_rule
     y, final_state, _ = run(
         *tokens,
         initial_state,
-        num_slots,
+        call.rows,
         cu_seqlens,
         slot_rule,
-        output_final_state,
+        call.output_final_state,
         track and not slot_rule,
         rounding_limit,
     )
-    return y.to(value_dtype), final_state
+    return y, final_state
 
 
-def sparse_delta_step_native_(state: Tensor, token: Tokens, update: str = "delta") -> Tensor:
-    """One token for each sequence, shapes without T; `state` [B,H,N,D] (contiguous; float32, float64 or bfloat16)
-    changes in place, without gradients."""
-    value_dtype = token.value.dtype
-    token = _kernel_types(token, torch.float64 if state.dtype == torch.float64 else torch.float32)
-    y: Tensor = torch.ops.sdm.sparse_delta_step_(state, *token, update == "slot")
-    return y if y.dtype == value_dtype else y.to(value_dtype)
+def sparse_delta_step_native_(call: Call) -> Tensor:
+    token = _kernel_types(call.tokens, call.dtype)
+    y: Tensor = torch.ops.sdm.sparse_delta_step_(call.state, *token, call.update == "slot")
+    return y
+
+
+def _refuses(call: Call) -> str | None:
+    obstacle, state = core_refuses(call), call.state
+    if obstacle is None and call.single_step and state is not None:
+        halves = call.dtype == torch.float32 and state.dtype == torch.bfloat16
+        if not state.is_contiguous() or not (state.dtype == call.dtype or halves):
+            return (
+                "the compiled core changes contiguous states of float32, bfloat16 or, with float64 tokens, float64, "
+                f"got {state.dtype} and strides {state.stride()} with tokens of {call.dtype}"
+            )
+    return obstacle
+
+
+NATIVE = Backend("native", sparse_delta_rule_native, sparse_delta_step_native_, "cpu", missing_because, _refuses)
 
 
 def usual_step(state: Tensor, tokens: Tokens) -> bool:
@@ -159,9 +158,9 @@ def saved_rows(
     tokens = _kernel_types(tokens, compute_dtype(*tokens))
     problem = _Problem(tokens, initial_state, num_slots, None, slot_rule).prepared()
     with torch.no_grad():
-        _, _, error = _forward(*problem.tokens, *problem[1:], False, not slot_rule)
+        _, _, residual = _forward(*problem.tokens, *problem[1:], False, not slot_rule)
     return require_core().sparse_delta_rule_saved_rows(
-        *problem.numbers(), *problem.initial_numbers(), rounding_limit, _pointer(None if slot_rule else error)
+        *problem.numbers(), *problem.initial_numbers(), rounding_limit, _pointer(None if slot_rule else residual)
     )
 
 
@@ -260,30 +259,30 @@ def _pointer(x: Tensor | None) -> int | None:
 
 
 def _empty_outputs(*arguments: Any) -> tuple[Tensor, Tensor, Tensor]:
-    problem, (output_final_state, save_error, *_) = _Problem.of(arguments)
+    problem, (output_final_state, save_residual, *_) = _Problem.of(arguments)
     value = problem.tokens.value
     shape = (problem.sequences, value.shape[2], problem.num_slots, value.shape[3])
     y = torch.empty_like(value, memory_format=torch.contiguous_format)
     final_state = value.new_empty(shape if output_final_state else (0,))
-    # The slot rule has no error of a token as a whole.
-    has_error = save_error and not problem.slot_rule
-    return y, final_state, torch.empty_like(y) if has_error else value.new_empty(0)
+    # The slot rule has no residual of a token as a whole.
+    has_residual = save_residual and not problem.slot_rule
+    return y, final_state, torch.empty_like(y) if has_residual else value.new_empty(0)
 
 
 def _forward(*arguments: Any) -> tuple[Tensor, Tensor, Tensor]:
-    problem, (output_final_state, save_error, *_) = _Problem.of(arguments)
+    problem, (output_final_state, save_residual, *_) = _Problem.of(arguments)
     problem = problem.prepared()
-    y, final_state, error = _empty_outputs(*arguments)
+    y, final_state, residual = _empty_outputs(*arguments)
     require_core().sparse_delta_rule_forward(
         *problem.numbers(),
         *problem.initial_numbers(),
         problem.initial_state is not None and problem.initial_state.dtype == torch.bfloat16,
         y.data_ptr(),
-        _pointer(error if save_error else None),
+        _pointer(residual if save_residual else None),
         _pointer(final_state if output_final_state else None),
         False,
     )
-    return y, final_state, error
+    return y, final_state, residual
 
 
 def _checked_forward(*arguments: Any) -> tuple[Tensor, Tensor, Tensor]:
@@ -301,28 +300,28 @@ def _empty_gradients(*arguments: Any) -> tuple[Tensor, ...]:
 
 
 def _backward(*arguments: Any) -> tuple[Tensor, ...]:
-    grad_y, grad_final_state, error = arguments[:3]
+    grad_y, grad_final_state, residual = arguments[:3]
     problem, (grad_initial, rounding_limit) = _Problem.of(arguments[3:])
     problem.check(bfloat16_state=False)
     problem = problem.prepared()
     value = problem.tokens.value
     if problem.slot_rule or value.numel() == 0:
-        error = None
+        residual = None
     state = (problem.sequences, value.shape[2], problem.num_slots, value.shape[3])
-    check_kernel_floats(value.dtype, error=error, grad_y=grad_y, grad_final_state=grad_final_state)
-    for name, x in (("error", error), ("grad_y", grad_y)):
+    check_kernel_floats(value.dtype, residual=residual, grad_y=grad_y, grad_final_state=grad_final_state)
+    for name, x in (("residual", residual), ("grad_y", grad_y)):
         if x is not None:
             check_shape(name, x, value.shape, "the shape of value")
     if grad_final_state is not None:
         check_shape("grad_final_state", grad_final_state, state, "[S,H,N,D]")
     grad_y = torch.zeros_like(value) if grad_y is None else grad_y.contiguous()
-    error, grad_final_state = (None if x is None else x.contiguous() for x in (error, grad_final_state))
+    residual, grad_final_state = (None if x is None else x.contiguous() for x in (residual, grad_final_state))
     grads = _empty_gradients(*arguments)
     require_core().sparse_delta_rule_backward(
         *problem.numbers(),
         *problem.initial_numbers(),
         rounding_limit,
-        _pointer(error),
+        _pointer(residual),
         grad_y.data_ptr(),
         _pointer(grad_final_state),
         *(x.data_ptr() for x in grads[:5]),
@@ -358,20 +357,20 @@ def _setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tens
 
 
 def _gradients(ctx: Any, grad_y: Tensor | None, grad_final_state: Tensor | None, _: Tensor | None) -> tuple[Any, ...]:
-    *tokens, initial_state, cu_seqlens, error = ctx.saved_tensors
+    *tokens, initial_state, cu_seqlens, residual = ctx.saved_tensors
     num_slots, slot_rule, plan = ctx.options
     grad_initial = ctx.needs_input_grad[7]
-    if not slot_rule and error.numel() < tokens[2].numel():
+    if not slot_rule and residual.numel() < tokens[2].numel():
         # The graph was traced where nobody asked for gradients (torch.export under no_grad).
         problem = (*tokens, initial_state, num_slots, cu_seqlens, slot_rule)
-        error = torch.ops.sdm.sparse_delta_rule(*problem, False, True, *plan)[2]
+        residual = torch.ops.sdm.sparse_delta_rule(*problem, False, True, *plan)[2]
     # A final state that was not asked for is empty, and so is its gradient.
     if grad_final_state is not None and grad_final_state.dim() == 1:
         grad_final_state = None
     write_weight, value, beta, log_decay, read_weight, initial = torch.ops.sdm.sparse_delta_rule_backward(
         grad_y,
         grad_final_state,
-        error,
+        residual,
         *tokens,
         initial_state,
         num_slots,
@@ -411,13 +410,13 @@ def _register(schema: str, implementation: Any, fake: Any) -> None:
 
 
 _register(
-    f"sparse_delta_rule({_PROBLEM}, bool output_final_state, bool save_error, float rounding_limit)"
-    " -> (Tensor y, Tensor final_state, Tensor error)",
+    f"sparse_delta_rule({_PROBLEM}, bool output_final_state, bool save_residual, float rounding_limit)"
+    " -> (Tensor y, Tensor final_state, Tensor residual)",
     _checked_forward,
     _empty_outputs,
 )
 _register(
-    f"sparse_delta_rule_backward(Tensor? grad_y, Tensor? grad_final_state, Tensor error, {_PROBLEM}, "
+    f"sparse_delta_rule_backward(Tensor? grad_y, Tensor? grad_final_state, Tensor residual, {_PROBLEM}, "
     "bool grad_initial, float rounding_limit) -> (Tensor, Tensor, Tensor, Tensor, Tensor, Tensor)",
     _backward,
     _empty_gradients,

@@ -5,12 +5,11 @@ Shapes: B batch, T time, H heads, W writes, R reads, N slots, D value channels, 
 
 from __future__ import annotations
 
-import itertools
-
 import torch
 from torch import Tensor
 
-from sdm.ops.checks import document_bounds
+from sdm.ops.backends import Backend
+from sdm.ops.sequences import Call, run_documents
 from sdm.ops.sparse_delta_rule.inputs import Tokens, check_values
 
 
@@ -37,42 +36,35 @@ def _rows_of(index_BHW: Tensor, state_BHND: Tensor) -> Tensor:
     return index_BHW.long().unsqueeze(-1).expand(*index_BHW.shape, state_BHND.shape[-1])
 
 
-def sparse_delta_rule_reference(
-    tokens: Tokens, initial_state: Tensor, cu_seqlens: Tensor | None, update: str
-) -> tuple[Tensor, Tensor]:
-    """Floats in one dtype, initial_state [S,H,N,D]. Returns the output [B,T,H,D] and the final state [S,H,N,D]."""
-    check_values(tokens, initial_state.shape[2])
-    if cu_seqlens is None:
-        return _run(tokens, initial_state, update)
-    bounds = document_bounds(cu_seqlens, tokens.value.shape[1])
-    documents = [
-        _run(Tokens(*(x[:, start:end] for x in tokens)), initial_state[s : s + 1], update)
-        for s, (start, end) in enumerate(itertools.pairwise(bounds))
-    ]
-    outputs, states = zip(*documents, strict=True)
-    return torch.cat(outputs, dim=1), torch.cat(states)
+def sparse_delta_rule_reference(call: Call) -> tuple[Tensor, Tensor]:
+    tokens, initial_state = call.in_full()
+    check_values(tokens, call.rows)
+
+    def run(tokens: Tokens, state: Tensor) -> tuple[Tensor, Tensor]:
+        state = state.clone()
+        outputs = []
+        for t in range(tokens.value.shape[1]):
+            token = Tokens(*(x[:, t] for x in tokens))
+            state = state.scatter(2, *written_rows(state, token, call.update))
+            outputs.append(read(state, token))
+        return torch.stack(outputs, dim=1) if outputs else tokens.value.clone(), state
+
+    return run_documents(run, tokens, initial_state, call.cu_seqlens)
 
 
-def _run(tokens: Tokens, state: Tensor, update: str) -> tuple[Tensor, Tensor]:
-    state = state.clone()
-    outputs = []
-    for t in range(tokens.value.shape[1]):
-        token = Tokens(*(x[:, t] for x in tokens))
-        state = state.scatter(2, *written_rows(state, token, update))
-        outputs.append(read(state, token))
-    return torch.stack(outputs, dim=1) if outputs else tokens.value.clone(), state
-
-
-def sparse_delta_step_reference_(state: Tensor, token: Tokens, update: str) -> Tensor:
-    """One token; the state [B,H,N,D] changes in place and keeps its dtype, the arithmetic is that of the token."""
-    check_values(token, state.shape[2])
-    dtype = token.value.dtype
+def sparse_delta_step_reference_(call: Call) -> Tensor:
+    token, state, dtype = call.tokens.to(call.dtype), call.state, call.dtype
+    assert state is not None
+    check_values(token, call.rows)
     slot_BHWD = _rows_of(token.write_index, state)
     # Only the touched rows are read and written: a step must not cost the size of the memory.
     rows_BHWD = state.gather(2, slot_BHWD).to(dtype)
     local = token._replace(
         write_index=torch.arange(slot_BHWD.shape[2], device=state.device).expand_as(token.write_index)
     )
-    state.scatter_(2, slot_BHWD, written_rows(rows_BHWD, local, update)[1].to(state.dtype))
+    state.scatter_(2, slot_BHWD, written_rows(rows_BHWD, local, call.update)[1].to(state.dtype))
     read_BHRD = state.gather(2, _rows_of(token.read_index, state)).to(dtype)
     return (token.read_weight.unsqueeze(-1) * read_BHRD).sum(2)
+
+
+REFERENCE = Backend("reference", sparse_delta_rule_reference, sparse_delta_step_reference_)

@@ -17,28 +17,32 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from sdm.ops.backends import Backend
 from sdm.ops.checks import check_decay, document_bounds
 from sdm.ops.gated_delta_rule.chunked import chunks_of_documents, segment_sums
 from sdm.ops.gated_delta_rule.inputs import Tokens
+from sdm.ops.sequences import Call
+from sdm.ops.state_space.reference import state_space_step_reference_
 
 CHUNK = 64
 
 
-def state_space_chunked(
-    tokens: Tokens, initial_state: Tensor, cu_seqlens: Tensor | None, chunk: int = CHUNK
-) -> tuple[Tensor, Tensor]:
-    """Floats in one dtype, initial_state [S,H,K,D]. Returns the output [B,T,H,D] and the final state [S,H,K,D]."""
+def state_space_chunked(call: Call, chunk: int = CHUNK) -> tuple[Tensor, Tensor]:
+    tokens, initial_state = call.in_full()
     check_decay(tokens.log_decay)
     time = tokens.value.shape[1]
     chunk = min(chunk, max(time, 1))
-    if cu_seqlens is None:
+    if call.cu_seqlens is None:
         y, state = _run(tokens, [initial_state], [-(-time // chunk)], chunk)
         return y[:, :time], state
-    place, chunks = chunks_of_documents(document_bounds(cu_seqlens, time), chunk, tokens.value.device)
+    place, chunks = chunks_of_documents(document_bounds(call.cu_seqlens, time), chunk, tokens.value.device)
     # One row of zeros at the end serves every place that fills up a document's last chunk.
     padded = Tokens(*(torch.cat((x, x.new_zeros(1, 1, *x.shape[2:])), dim=1)[:, place] for x in tokens))
     y, state = _run(padded, list(initial_state.split(1)), chunks, chunk)
     return y.new_zeros(1, time + 1, *y.shape[2:]).index_copy(1, place, y)[:, :time], state
+
+
+CHUNKED = Backend("chunked", state_space_chunked, state_space_step_reference_)
 
 
 def _run(tokens: Tokens, states: list[Tensor], chunks: list[int], chunk: int) -> tuple[Tensor, Tensor]:

@@ -5,35 +5,13 @@ Shapes: B batch, T time, H heads, K key size, D value channels, S sequences (bat
 
 from __future__ import annotations
 
-import itertools
-
-import torch
 from torch import Tensor
 
-from sdm.ops.checks import check_decay, document_bounds
+from sdm.ops.backends import Backend
+from sdm.ops.checks import check_decay
 from sdm.ops.gated_delta_rule.inputs import Tokens
-
-
-def state_space_reference(tokens: Tokens, initial_state: Tensor, cu_seqlens: Tensor | None) -> tuple[Tensor, Tensor]:
-    """Floats in one dtype, initial_state [S,H,K,D]. Returns the output [B,T,H,D] and the final state [S,H,K,D]."""
-    check_decay(tokens.log_decay)
-    if cu_seqlens is None:
-        return _run(tokens, initial_state)
-    documents = [
-        _run(Tokens(*(x[:, start:end] for x in tokens)), initial_state[s : s + 1])
-        for s, (start, end) in enumerate(itertools.pairwise(document_bounds(cu_seqlens, tokens.value.shape[1])))
-    ]
-    outputs, states = zip(*documents, strict=True)
-    return torch.cat(outputs, dim=1), torch.cat(states)
-
-
-def _run(tokens: Tokens, state: Tensor) -> tuple[Tensor, Tensor]:
-    outputs = []
-    for t in range(tokens.value.shape[1]):
-        y, state = step(Tokens(*(x[:, t] for x in tokens)), state)
-        outputs.append(y)
-    # A call without tokens must not hand back the caller's own tensor.
-    return (torch.stack(outputs, dim=1), state) if outputs else (tokens.value.clone(), state.clone())
+from sdm.ops.gated_delta_rule.reference import run_tokens
+from sdm.ops.sequences import Call
 
 
 def step(token: Tokens, state_BHKD: Tensor) -> tuple[Tensor, Tensor]:
@@ -41,3 +19,23 @@ def step(token: Tokens, state_BHKD: Tensor) -> tuple[Tensor, Tensor]:
     written_BHKD = token.key.unsqueeze(-1) * (token.beta.unsqueeze(-1) * token.value).unsqueeze(2)
     state_BHKD = token.log_decay.exp()[..., None, None] * state_BHKD + written_BHKD
     return (token.query.unsqueeze(-1) * state_BHKD).sum(2), state_BHKD
+
+
+def state_space_reference(call: Call) -> tuple[Tensor, Tensor]:
+    return run_tokens(step, call)
+
+
+def state_space_step_reference_(call: Call) -> Tensor:
+    """The same in place, to touch the state no more often than needed."""
+    assert call.state is not None
+    check_decay(call.tokens.log_decay)
+    query, key, value, beta, log_decay = call.tokens.to(call.dtype)
+    state = call.state.to(call.dtype)  # the state itself, unless it is in 16 bits
+    state.mul_(log_decay.exp()[..., None, None])
+    state.addcmul_(key.unsqueeze(-1), (beta.unsqueeze(-1) * value).unsqueeze(-2))
+    if state is not call.state:
+        call.state.copy_(state)
+    return (query.unsqueeze(-2) @ state).squeeze(-2)
+
+
+REFERENCE = Backend("reference", state_space_reference, state_space_step_reference_)
