@@ -93,7 +93,7 @@ def bench_layer() -> None:
 
 def bench_decode() -> None:
     layer = sdm.SparseDeltaMemory(WIDTH).eval()
-    state = layer.start_state(1)
+    state = layer.start_state(1).memory
     x = torch.randn(1, WIDTH)
 
     # The layer's projections are what attention has too; compared are addressing and memory with attention itself.

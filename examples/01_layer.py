@@ -10,7 +10,7 @@ x = torch.randn(2, 100, 64)
 
 # The whole sequence at once. The state is a table of 1024 slots per sequence.
 y, state = layer(x, return_state=True)
-print("output", tuple(y.shape), "state", tuple(state.shape))
+print("output", tuple(y.shape), "state", tuple(state.memory.shape))
 
 # In two pieces: the state goes in and comes out.
 first, middle = layer(x[:, :60], return_state=True)
