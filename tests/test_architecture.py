@@ -22,7 +22,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "data": {"errors", "files"},
     "models": {"layers", "ops", "errors", "files"},
     "training": {"models", "layers", "ops", "data", "errors", "files", "ending"},
-    "evaluation": {"models", "layers", "ops", "data"},
+    "evaluation": {"models", "layers", "ops", "data", "errors"},
     "analysis": {"models", "layers", "ops", "data", "files"},
     "recipes": {"training", "models", "layers", "ops", "data"},
     "experiments": {"recipes", "training", "evaluation", "analysis", "models", "ops", "data", "files", "ending"},

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -9,9 +11,12 @@ import torch
 import torch.nn.functional as F
 
 from sdm.data import Batch, MQARTaskConfig, RecallConfig, open_corpus
+from sdm.errors import UserError
 from sdm.evaluation.likelihood import likelihood, token_nll
+from sdm.evaluation.mqar import mqar_accuracy
 from sdm.evaluation.position import document_batches, doubling_edges, nll_by_position
-from sdm.evaluation.recall import mqar_accuracy, recall_accuracy
+from sdm.evaluation.recall import recall_accuracy
+from sdm.evaluation.registry import MEASUREMENTS, Measurement, measure
 from tiny_models import VOCABULARY, tiny_model
 from training.runs import text_run
 
@@ -71,3 +76,31 @@ def test_recall_of_the_published_task() -> None:
     assert all(0 <= value < 0.5 for value in accuracy.values())
     torch.nn.init.zeros_(model.lm_head.weight)
     assert mqar_accuracy(model, config, rows=10) == {2: 0, 4: 0}
+
+
+MQAR = MQARTaskConfig(vocab_size=64, train_segments=((16, 2, 8),), test_segments=((16, 2), (16, 4)), batch_size=8)
+
+
+@pytest.mark.parametrize("name", MEASUREMENTS)
+def test_measurements(name: str, tmp_path: Path) -> None:
+    """Each gives plain JSON, and refuses data that it is not of."""
+    corpus = replace(text_run(tmp_path).data, test_fraction=0.5)
+    data = {"recall": RecallConfig(num_keys=20, num_pairs=8), "mqar": MQAR}.get(name, corpus)
+    model = tiny_model(vocab_size=257)
+    result = measure(name, model, data)
+    assert json.loads(json.dumps(result)) == result
+    assert result.keys() >= ({"accuracy"} if name in ("recall", "mqar") else {"nll", "tokens"})
+    other = corpus if name in ("recall", "mqar") else MQAR
+    with pytest.raises(UserError, match=f"{name} is measured on {type(data).__name__}, got data of"):
+        measure(name, model, other)
+
+
+def test_a_measurement_is_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(
+        MEASUREMENTS, "layers", Measurement(RecallConfig, lambda model, data: {"n": len(model.model.layers)})
+    )
+    assert measure("layers", tiny_model(), RecallConfig()) == {"n": 4}
+    with pytest.raises(
+        UserError, match="there is no measurement 'taste'; there are nll, position, recall, mqar, layers"
+    ):
+        measure("taste", tiny_model(), RecallConfig())

@@ -20,7 +20,7 @@ from training.runs import recall_run, text_run
 def test_jobs(tmp_path: Path) -> None:
     """Two runs side by side, their results as JSON; a second call finds them done."""
     pair = text_run(tmp_path, "rows", schedule=ScheduleConfig(steps=4, warmup=1))
-    jobs = [Job("recall", recall_run(), "recall"), Job("language", pair, "language")]
+    jobs = [Job("recall", recall_run(), "recall"), Job("language", pair, "position")]
     seen: list[dict[str, dict[str, float]]] = []
     results = run_jobs(jobs, tmp_path / "runs", 2, seen.append)
     assert set(results["recall"]["accuracy"]) <= {"16", "32"}
@@ -41,14 +41,20 @@ def test_results_of_older_descriptions_are_kept(tmp_path: Path) -> None:
     del config["monitor"]["memory_tokens"]
     (folder / "job.json").write_text(json.dumps({"name": "recall", "config": config, "measure": "recall"}))
     (folder / "evaluation.json").write_text('{"accuracy": {}}')
-    assert run_jobs([job], tmp_path, 1, lambda newest: None) == {"recall": {"accuracy": {}}}
+    language = Job("language", text_run(tmp_path), "position")
+    (tmp_path / "language").mkdir()
+    written = json.dumps({"name": "language", "config": to_json(language.config), "measure": "language"})
+    (tmp_path / "language" / "job.json").write_text(written)
+    (tmp_path / "language" / "evaluation.json").write_text('{"positions": []}')
+    results = run_jobs([job, language], tmp_path, 1, lambda newest: None)
+    assert results == {"recall": {"accuracy": {}}, "language": {"positions": []}}
 
 
 def test_a_job_that_fails_says_why_in_one_line(tmp_path: Path) -> None:
     config = text_run(tmp_path)
     (tmp_path / "texts" / "0.txt").write_bytes(b"\xff")
     with pytest.raises(JobFailed, match=r"^a failed:\nerror: source .* is not UTF-8") as failed:
-        run_jobs([Job("a", config, "language")], tmp_path / "runs", 1, lambda newest: None)
+        run_jobs([Job("a", config, "position")], tmp_path / "runs", 1, lambda newest: None)
     assert "Traceback" not in str(failed.value)
 
 

@@ -13,8 +13,9 @@ from torch import Tensor
 from helpers import assert_close
 from sdm.data import Batch
 from sdm.models import SDMForCausalLM
+from sdm.models.likelihood import States, nll
 from sdm.training import ComputeConfig, MonitorConfig, Trainer
-from sdm.training.loss import batch_loss, begin_streams, carried_loss
+from sdm.training.carried import begin_streams
 from tiny_models import VOCABULARY, tiny_config, tiny_model
 from training.runs import MODEL, assert_same, recall_run, text_run, train
 
@@ -22,6 +23,18 @@ from training.runs import MODEL, assert_same, recall_run, text_run, train
 def random_batch(rows: int, time: int, **fields: Any) -> Batch:
     ids = torch.randint(0, VOCABULARY, (rows, time + 1))
     return Batch(ids[:, :-1], ids[:, 1:].contiguous(), **fields)
+
+
+def batch_loss(model: SDMForCausalLM, batch: Batch, num_labels: int) -> Tensor:
+    return nll(model, batch.input_ids, batch.labels)[0] / num_labels
+
+
+def carried_loss(
+    model: SDMForCausalLM, batch: Batch, num_labels: int, states: States | None, segment_length: int | None
+) -> tuple[Tensor, States]:
+    total, after = nll(model, batch.input_ids, batch.labels, None, states, True, segment_length)
+    assert after is not None
+    return total / num_labels, after
 
 
 def gradients(model: SDMForCausalLM, loss: Tensor) -> list[Tensor]:

@@ -1,1 +1,1 @@
-"""Measurements on trained models: likelihood, likelihood by position, recall."""
+"""Measurements on trained models; `registry` lists them."""

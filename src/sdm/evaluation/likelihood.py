@@ -7,16 +7,21 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from itertools import islice
+from typing import Any
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
-from sdm.data.batch import IGNORED, Batch
+from sdm.data.batch import Batch
+from sdm.data.config import CorpusConfig
+from sdm.data.corpus import open_corpus
+from sdm.data.loader import Batches
 from sdm.models import SDMForCausalLM
+from sdm.models.likelihood import nll
 
-CHUNK = 2048  # tokens whose logits are in memory together
+BATCHES = 64  # at most
 
 
 @dataclass(frozen=True)
@@ -39,14 +44,8 @@ def token_nll(model: SDMForCausalLM, batch: Batch) -> Tensor:
             "batch.reset: the rows of a stream continue those of the batch before, whose state is not carried here; "
             'open the corpus with layout "packed" or "rows"'
         )
-    device = next(model.parameters()).device
-    batch = batch.to(device)
-    hidden = model.model(input_ids=batch.input_ids, cu_seqlens=batch.cu_seqlens, use_cache=False).last_hidden_state
-    pieces = [
-        F.cross_entropy(model.lm_head(x).float(), labels, ignore_index=IGNORED, reduction="none")
-        for x, labels in zip(hidden.flatten(0, 1).split(CHUNK), batch.labels.flatten().split(CHUNK), strict=True)
-    ]
-    return torch.cat(pieces).view(batch.labels.shape)
+    batch = batch.to(next(model.parameters()).device)
+    return nll(model, batch.input_ids, batch.labels, batch.cu_seqlens, reduction="none")[0]
 
 
 def likelihood(model: SDMForCausalLM, batches: Iterable[Batch]) -> Likelihood:
@@ -56,3 +55,10 @@ def likelihood(model: SDMForCausalLM, batches: Iterable[Batch]) -> Likelihood:
         total += float(token_nll(model, batch).double().sum())
         tokens += batch.num_labels
     return Likelihood(total / max(tokens, 1), tokens)
+
+
+def measure(model: SDMForCausalLM, data: CorpusConfig) -> dict[str, Any]:
+    """On documents that neither training nor, as validation does, a choice has seen; each for itself."""
+    held_out = Batches(open_corpus(replace(data, layout="packed", shuffle=False), "test"))
+    found = likelihood(model, islice(held_out, BATCHES))
+    return {"nll": found.nll, "perplexity": found.perplexity, "tokens": found.tokens}

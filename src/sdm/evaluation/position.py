@@ -5,14 +5,19 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
+from typing import Any
 
 import torch
 
 from sdm.data.batch import Batch
+from sdm.data.config import CorpusConfig
+from sdm.data.corpus import open_corpus
 from sdm.data.shards import TokenStore
 from sdm.evaluation.likelihood import token_nll
 from sdm.models import SDMForCausalLM
+
+DOCUMENTS = 48  # at most: held-out documents of a whole sequence may be fewer
 
 
 @dataclass(frozen=True)
@@ -54,3 +59,15 @@ def nll_by_position(model: SDMForCausalLM, batches: Iterable[Batch], edges: Sequ
         error = float(means.std()) / math.sqrt(len(means)) if len(means) > 1 else 0.0
         bins.append(PositionBin(start, stop, float(means.mean()), error, len(rows) * (stop - start)))
     return bins
+
+
+def measure(model: SDMForCausalLM, data: CorpusConfig) -> dict[str, Any]:
+    """On documents that neither training nor, as validation does, a choice has seen."""
+    store, length = open_corpus(data, "test").stores[0], data.sequence_length
+    bins = nll_by_position(model, document_batches(store, length, limit=DOCUMENTS), doubling_edges(length))
+    tokens = sum(one.tokens for one in bins)
+    return {
+        "positions": [asdict(one) for one in bins],
+        "nll": sum(one.nll * one.tokens for one in bins) / tokens,
+        "tokens": tokens,
+    }

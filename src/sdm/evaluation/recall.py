@@ -4,16 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
+from typing import Any
 
 import torch
 
 from sdm.data.batch import IGNORED, Batch
-from sdm.data.mqar import MQAR
-from sdm.data.published_config import MQARTaskConfig
 from sdm.data.recall import recall_batch
 from sdm.data.task_config import RecallConfig
 from sdm.models import SDMForCausalLM
 
+PAIRS = (16, 32, 64, 128, 256, 512)
 ROWS = 4  # at a time
 
 
@@ -28,27 +28,19 @@ def recall_accuracy(
         right, asked = 0, 0
         while asked < queries:
             batch = recall_batch(replace(config, batch_size=ROWS), count, generator)
-            right += _right(model, batch)
+            right += count_right(model, batch)
             asked += batch.num_labels
         accuracy[count] = right / asked
     return accuracy
 
 
-@torch.inference_mode()
-def mqar_accuracy(model: SDMForCausalLM, config: MQARTaskConfig, rows: int = 1000) -> dict[int, float]:
-    """The same for the test segments of the published task, each of so many rows; by the number of pairs."""
-    source, segments = MQAR(config, "test"), config.test_segments
-    accuracy = {}
-    for segment, (_, pairs) in enumerate(segments):
-        right = 0
-        for start in range(0, rows, ROWS):
-            numbers = range(start, min(start + ROWS, rows))
-            right += _right(model, source.batch(segment, numbers))
-        accuracy[pairs] = right / (rows * pairs)
-    return accuracy
+def measure(model: SDMForCausalLM, data: RecallConfig) -> dict[str, Any]:
+    """At the numbers of pairs that the data has keys for."""
+    accuracy = recall_accuracy(model, data, [pairs for pairs in PAIRS if pairs <= data.num_keys])
+    return {"accuracy": {str(pairs): value for pairs, value in accuracy.items()}}
 
 
-def _right(model: SDMForCausalLM, batch: Batch) -> int:
+def count_right(model: SDMForCausalLM, batch: Batch) -> int:
     """How many labels are the model's likeliest token."""
     batch = batch.to(next(model.parameters()).device)
     hidden = model.model(input_ids=batch.input_ids, use_cache=False).last_hidden_state

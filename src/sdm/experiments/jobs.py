@@ -10,7 +10,7 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 from sdm.data.errors import DataError
 from sdm.ending import CONTINUES, ending_with_one_message
@@ -20,6 +20,7 @@ from sdm.training.config_file import from_json, to_json
 from sdm.training.monitor import read_metrics
 
 JOB, RESULT, LOG = "job.json", "evaluation.json", "log.txt"
+_MEASUREMENTS = {"language": "position"}  # as older versions called them
 
 
 @dataclass(frozen=True)
@@ -28,7 +29,7 @@ class Job:
 
     name: str
     config: TrainConfig
-    measure: Literal["recall", "language"]
+    measure: str  # of evaluation.registry
 
 
 class JobFailed(TrainingError):
@@ -101,7 +102,9 @@ def _remove_other(job: Job, folder: Path) -> None:
 def _as_written_now(description: dict[str, Any]) -> dict[str, Any]:
     """A description with the names and the fields that it would have today; unchanged if it cannot be read."""
     try:
-        return description | {"config": to_json(from_json(TrainConfig, description.get("config")))}
+        measure = description.get("measure")
+        config = to_json(from_json(TrainConfig, description.get("config")))
+        return description | {"config": config, "measure": _MEASUREMENTS.get(str(measure), measure)}
     except (TrainingError, DataError):
         return description
 
@@ -112,14 +115,14 @@ def _tail(path: Path, lines: int = 12) -> str:
 
 def main(folder: Path) -> None:
     """What the process of one job does: train and measure the run that job.json in the folder describes."""
-    from sdm.experiments.measure import measure
+    from sdm.experiments.measure import measure_run
     from sdm.training import Trainer
 
     with ending_with_one_message(CONTINUES):
-        description = read_json(folder / JOB)
+        description = _as_written_now(read_json(folder / JOB))
         config = from_json(TrainConfig, description["config"])
         Trainer(config, folder).run()
-        result = measure(description["measure"], config, folder)
+        result = measure_run(description["measure"], config, folder)
         write_checked_json(folder / RESULT, result)
 
 

@@ -15,8 +15,8 @@ from rich.console import Console
 from rich.table import Table
 
 from sdm.analysis.run_figures import position_figure, recall_figure, save, slot_use_figure
+from sdm.evaluation.recall import PAIRS
 from sdm.experiments.jobs import Job, run_jobs
-from sdm.experiments.measure import PAIRS
 from sdm.experiments.progress import make_progress
 from sdm.files import write_json
 from sdm.recipes import small_pair
@@ -35,8 +35,8 @@ def quick_jobs() -> list[Job]:
     """The longest first, so that the two processes end together."""
     sweep = [Job(f"recall-gdn-{lr:g}", recall("gdn", lr=lr, steps=RECALL_STEPS), "recall") for lr in GDN_RATES]
     return [
-        Job("code-sdm", small_pair.small_code("sdm"), "language"),
-        Job("code-gdn", small_pair.small_code("gdn"), "language"),
+        Job("code-sdm", small_pair.small_code("sdm"), "position"),
+        Job("code-gdn", small_pair.small_code("gdn"), "position"),
         Job("recall-attention", recall("full_attention", lr=ATTENTION_RATE, steps=RECALL_STEPS), "recall"),
         *sweep,
         Job("recall-sdm", recall("sdm", steps=RECALL_STEPS), "recall"),

@@ -25,7 +25,7 @@ from sdm.models.arguments import check_extras
 from sdm.models.cache import SDMCache
 from sdm.models.configuration import SDMConfig
 from sdm.models.layer_types import LAYER_TYPES
-from sdm.models.loss import IGNORED, chunked_cross_entropy, next_token_targets
+from sdm.models.likelihood import IGNORED, next_token_targets, target_nll
 from sdm.models.rope import rope_of
 from sdm.models.weight_decay import exempt_from_decay
 
@@ -287,8 +287,9 @@ class SDMForCausalLM(SDMPreTrainedModel, GenerationMixin):
                 raise ValueError(f"{name} must be [B,T] = {list(x.shape[:2])}, got shape {list(given.shape)}")
             self.model._check_tokens(given.masked_fill(given == IGNORED, 0), name)
             targets = next_token_targets(given, cu_seqlens) if shift_labels is None else given
-            size = targets.numel() if chunk_size is None else chunk_size
-            loss = chunked_cross_entropy(x, self.lm_head, targets, size, num_items_in_batch)
+            total = target_nll(x, self.lm_head, targets, chunk_size)
+            items = (targets != IGNORED).sum().clamp(min=1) if num_items_in_batch is None else num_items_in_batch
+            loss = total / (items.to(total.device) if isinstance(items, Tensor) else items)
         if skip_logits is None:
             wanted = isinstance(logits_to_keep, Tensor) or logits_to_keep > 0 or chunk_size is None
             skip_logits = torch.is_grad_enabled() and not wanted

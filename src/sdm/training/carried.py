@@ -9,7 +9,7 @@ from torch import Tensor
 
 from sdm.layers.state import LayerState, current_names
 from sdm.models import SDMForCausalLM
-from sdm.training.loss import States, begin_streams
+from sdm.models.likelihood import States
 
 
 class CarriedStates:
@@ -62,3 +62,17 @@ class CarriedStates:
                     parts[name] = torch.zeros(shape, dtype=getattr(torch, dtype), device=device)
                 states.append(example.with_tensors(parts))
         return {name: old for name, old in older.items() if name != old}
+
+
+def begin_streams(model: SDMForCausalLM, states: States | None, reset: Tensor) -> States | None:
+    """The states to start a step from: carried on, cut off from the gradients of the step before, except where `reset`
+    [B] says that a row begins anew. A learned initial state gets its gradient from the rows that begin."""
+    if states is None or bool(reset.all()):
+        return None
+    carried = [state.map(Tensor.detach) for state in states]
+    if not bool(reset.any()):
+        return carried
+    return [
+        state.restarted(reset, block.mixer.start_state(len(reset), learn=True))
+        for block, state in zip(model.model.layers, carried, strict=True)
+    ]

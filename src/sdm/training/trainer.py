@@ -28,6 +28,7 @@ from sdm.data.loader import Batches, open_data
 from sdm.ending import silence
 from sdm.files import remove_leftovers
 from sdm.models import SDMForCausalLM
+from sdm.models.likelihood import nll
 from sdm.training import calibration, preflight, run_folder
 from sdm.training.carried import CarriedStates
 from sdm.training.checkpoint import CheckpointError, CheckpointStore, verify
@@ -36,7 +37,6 @@ from sdm.training.config_file import to_json
 from sdm.training.errors import TrainingError, TrainingStopped
 from sdm.training.export import EXPORT, check_replaceable, export_model, load_weights, model_tensors
 from sdm.training.guards import Guard
-from sdm.training.loss import batch_loss, carried_loss
 from sdm.training.memory_statistics import STEP_TOKENS, MemoryStatistics, evaluating
 from sdm.training.monitor import Monitor
 from sdm.training.optimizer import make_optimizer, set_learning_rate, start_moments
@@ -230,13 +230,14 @@ class Trainer:
         compute = self.config.compute
         segment_length = compute.segment_length if compute.checkpointing == "segment" else None
         with torch.autocast(self.device.type, torch.bfloat16, enabled=compute.precision == "bfloat16"):
-            if batch.reset is None and segment_length is None:
-                return batch_loss(self.model, batch, num_labels)
+            carry = batch.reset is not None
             before = None if batch.reset is None else self.carried.begin(self.model, place, batch.reset)
-            loss, states = carried_loss(self.model, batch, num_labels, before, segment_length)
-            if batch.reset is not None:
-                self.carried.keep(place, states)
-            return loss
+            total, after = nll(
+                self.model, batch.input_ids, batch.labels, batch.cu_seqlens, before, carry, segment_length
+            )
+            if carry and after is not None:
+                self.carried.keep(place, after)
+            return total / max(num_labels, 1)
 
     @contextlib.contextmanager
     def _explained(self, batch: Batch) -> Iterator[None]:
