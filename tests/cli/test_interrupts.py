@@ -12,7 +12,7 @@ from processes import stop
 from sdm.cli import main
 from sdm.experiments.jobs import JOB, Job, _description
 from sdm.files import write_json
-from sdm.training import run_folder
+from sdm.run import Run
 from tiny_models import tiny_model
 from training.runs import recall_run
 
@@ -101,7 +101,7 @@ def test_training_a_tokenizer(tmp_path: Path) -> None:
 
 def test_evaluating(tmp_path: Path) -> None:
     mark, run = tmp_path / "begun", tmp_path / "run"
-    run_folder.mark(run)
+    Run(run).mark()
     write_json(run / JOB, _description(Job("run", recall_run(), "recall")))
     code = SLEEPING.format(mark=str(mark)) + (
         "import sys\nimport sdm.evaluation.recall as recall\nfrom sdm.experiments.jobs import main\n"

@@ -19,8 +19,8 @@ from sdm.data.published_config import MADTask
 from sdm.data.task_config import SyntheticTask
 from sdm.recipes import RECIPES, recipe
 from sdm.recipes.registry import SHORT_NAMES, parameters
+from sdm.run.config_file import from_json
 from sdm.training import ScheduleConfig, TrainingError
-from sdm.training.config_file import from_json
 from training.runs import text_run
 
 

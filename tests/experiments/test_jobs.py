@@ -12,8 +12,8 @@ from processes import stop
 from sdm.experiments.jobs import Job, JobFailed, run_jobs
 from sdm.experiments.reproduce import quick_jobs, report
 from sdm.recipes.recall import recall
+from sdm.run.config_file import to_json
 from sdm.training import ScheduleConfig
-from sdm.training.config_file import to_json
 from training.runs import recall_run, text_run
 
 

@@ -18,7 +18,7 @@ from transformers import (
 
 import sdm
 from helpers import assert_close, assert_identical
-from sdm.training.config import OptimConfig
+from sdm.run.config import OptimConfig
 from sdm.training.optimizer import make_optimizer
 from tiny_models import STACKS, tiny_model, tokens
 from tiny_tokenizer import tiny_tokenizer

@@ -15,8 +15,8 @@ from sdm.recipes.long_context import paper_steps
 from sdm.recipes.recall import recall
 from sdm.recipes.registry import SHORT_NAMES, describe
 from sdm.recipes.small_pair import small_code
+from sdm.run.config_file import from_json, to_json
 from sdm.training import TrainConfig, TrainingError
-from sdm.training.config_file import from_json, to_json
 from training.runs import MODEL
 
 

@@ -17,9 +17,9 @@ from sdm.data import DataError
 from sdm.files import write_json
 from sdm.models import SDMForCausalLM
 from sdm.models.manifest import write_manifest
+from sdm.run.checkpoint import CheckpointStore
+from sdm.run.model import export_run
 from sdm.training import CheckpointConfig, Trainer, TrainingError
-from sdm.training.checkpoint import CheckpointStore
-from sdm.training.export import export_run
 from training.runs import MODEL, assert_same, recall_run, text_run, train
 
 
@@ -202,9 +202,9 @@ def test_full_disk_when_a_run_begins(tmp_path: Path, monkeypatch: pytest.MonkeyP
     def full(*arguments: Any, **options: Any) -> None:
         raise OSError(errno.ENOSPC, "No space left on device")
 
-    for name in ("run_folder.write_config", "run_folder.os.open", "trainer.Monitor"):
+    for name in ("run.folder.write_config", "run.folder.os.open", "training.trainer.Monitor"):
         with monkeypatch.context() as patch:
-            patch.setattr(f"sdm.training.{name}", full)
+            patch.setattr(f"sdm.{name}", full)
             with pytest.raises(TrainingError, match=r"cannot start: .*No space left"):
                 Trainer(recall_run(), tmp_path)
     (tmp_path / "file").touch()

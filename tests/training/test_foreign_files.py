@@ -11,8 +11,8 @@ import pytest
 import torch
 
 from sdm.experiments.jobs import Job, run_jobs
+from sdm.run.checkpoint import CheckpointError, CheckpointStore
 from sdm.training import Trainer, TrainingError
-from sdm.training.checkpoint import CheckpointError, CheckpointStore
 from training.runs import assert_same, recall_run, train
 from training.test_export import content
 

@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
+from sdm.run.config_file import to_json
 from sdm.training import CheckpointConfig, MonitorConfig
-from sdm.training.config_file import to_json
 from training.runs import text_run
 
 # Imports once, then forks: every run is a process of its own, which kills itself at one of its operations on files.
@@ -20,7 +20,7 @@ from pathlib import Path
 torch.set_num_threads(1)
 from safetensors.torch import load_file, save
 from sdm.training import TrainConfig, Trainer
-from sdm.training.config_file import from_json
+from sdm.run.config_file import from_json
 
 root, config, trials = Path(sys.argv[1]), from_json(TrainConfig, json.loads(sys.argv[2])), int(sys.argv[3])
 EVENTS = {"open", "os.rename", "os.remove", "os.mkdir", "os.rmdir", "os.scandir", "os.listdir", "shutil.rmtree"}

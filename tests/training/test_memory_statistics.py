@@ -10,9 +10,9 @@ import pytest
 import torch
 
 from sdm.layers import ShiftedKeys, SparseDeltaMemory
+from sdm.run import Run
 from sdm.training import ComputeConfig, MonitorConfig, ScheduleConfig, Trainer
 from sdm.training.memory_statistics import MemoryStatistics, normalized_entropy
-from sdm.training.monitor import read_metrics
 from tiny_models import VOCABULARY, tiny_model
 from training.runs import recall_run, text_run
 
@@ -98,13 +98,13 @@ def test_tokens_of_several_steps(tmp_path: Path, checkpointing: Any) -> None:
         monitor=MonitorConfig(memory_every=3, memory_tokens=250, validation_batches=0, display="none"),
     )
     Trainer(config, tmp_path / "run").run()
-    measured = [line for line in read_metrics(tmp_path / "run") if "memory/tokens" in line]
+    measured = [line for line in Run(tmp_path / "run").metrics() if "memory/tokens" in line]
     assert [(line["step"], line["memory/tokens"]) for line in measured] == [(3, 250), (6, 250)]
 
 
 def test_a_run_says_on_how_many_tokens_its_statistics_rest(tmp_path: Path) -> None:
     Trainer(recall_run(), tmp_path).run()
-    measured = [line for line in read_metrics(tmp_path) if "memory/slots_read" in line]
+    measured = [line for line in Run(tmp_path).metrics() if "memory/slots_read" in line]
     assert [line["step"] for line in measured] == [4, 8]
     assert measured[-1]["memory/tokens"] == 4 * 12, "of one step, unless more are asked for"
 

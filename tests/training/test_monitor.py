@@ -10,8 +10,9 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
+from sdm.run import Run
 from sdm.training import MonitorConfig, TrainingError
-from sdm.training.monitor import LiveDisplay, Monitor, read_metrics
+from sdm.training.monitor import LiveDisplay, Monitor
 
 METRICS = {
     "loss": 2.3456,
@@ -41,18 +42,18 @@ def test_display_begins_last(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
     monkeypatch.setitem(sys.modules, "wandb", None)
     monkeypatch.setattr("sdm.training.monitor.make_display", lambda *arguments: pytest.fail("began"))
     with pytest.raises(TrainingError, match=r"monitor\.wandb needs wandb"):
-        Monitor(tmp_path, MonitorConfig(wandb="project"), 4)
+        Monitor(Run(tmp_path), MonitorConfig(wandb="project"), 4)
 
 
 @pytest.mark.parametrize("end", ["", '\n{"step": 3', '\n{"step": 9, "loss": 1.0}\n'])
 def test_rewind_mends_the_end(tmp_path: Path, end: str) -> None:
     (tmp_path / "metrics.jsonl").write_text('{"step": 1, "loss": 3.0}\n{"step": 2, "loss": 2.0}' + end)
-    monitor = Monitor(tmp_path, MonitorConfig(display="none"), 4)
+    monitor = Monitor(Run(tmp_path), MonitorConfig(display="none"), 4)
     monitor.rewind(2)
     monitor.log(3, {"loss": 1.0})
     lines = (tmp_path / "metrics.jsonl").read_text().splitlines()
     assert [json.loads(line)["step"] for line in lines] == [1, 2, 3]
-    assert len(read_metrics(tmp_path)) == 3
+    assert len(Run(tmp_path).metrics()) == 3
 
 
 @pytest.mark.parametrize(
@@ -61,6 +62,6 @@ def test_rewind_mends_the_end(tmp_path: Path, end: str) -> None:
 )
 def test_damaged_lines_are_left_out(tmp_path: Path, line: bytes) -> None:
     (tmp_path / "metrics.jsonl").write_bytes(b'{"step": 1}\n' + line + b'\n{"step": 2}\n')
-    assert read_metrics(tmp_path) == [{"step": 1}, {"step": 2}]
-    Monitor(tmp_path, MonitorConfig(display="none"), 4).rewind(3)
+    assert Run(tmp_path).metrics() == [{"step": 1}, {"step": 2}]
+    Monitor(Run(tmp_path), MonitorConfig(display="none"), 4).rewind(3)
     assert (tmp_path / "metrics.jsonl").read_bytes() == b'{"step": 1}\n{"step": 2}\n'

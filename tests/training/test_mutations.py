@@ -16,9 +16,10 @@ from safetensors.torch import load_file, save
 import sdm
 from sdm.data import load_tokenizer
 from sdm.models import SDMForCausalLM
+from sdm.run.checkpoint import CheckpointStore
+from sdm.run.model import export_run
 from sdm.training import CheckpointConfig, Trainer
-from sdm.training.checkpoint import CheckpointStore
-from sdm.training.export import export_run, load_weights
+from sdm.training.initial_weights import load_weights
 from tiny_models import tiny_model, tokens
 from training.runs import text_run
 from training.test_export import content

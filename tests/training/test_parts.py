@@ -17,6 +17,7 @@ from sdm.data import open_data
 from sdm.errors import UserError
 from sdm.models import SDMForCausalLM
 from sdm.models.configuration import model_fields
+from sdm.run.config_file import differences, from_json, read_config, to_json, write_config
 from sdm.training import (
     CheckpointConfig,
     ComputeConfig,
@@ -32,7 +33,6 @@ from sdm.training import (
     calibration,
     preflight,
 )
-from sdm.training.config_file import differences, from_json, read_config, to_json, write_config
 from sdm.training.guards import Guard
 from sdm.training.optimizer import make_optimizer, set_learning_rate
 from sdm.training.schedule import learning_rate_factor

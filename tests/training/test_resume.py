@@ -17,6 +17,8 @@ import pytest
 import torch
 
 from sdm.data import DataError
+from sdm.run.config_file import to_json
+from sdm.run.model import export_run
 from sdm.training import (
     CheckpointConfig,
     ComputeConfig,
@@ -27,8 +29,6 @@ from sdm.training import (
     TrainingError,
     TrainingStopped,
 )
-from sdm.training.config_file import to_json
-from sdm.training.export import export_run
 from training.runs import assert_same, recall_run, text_run, train
 
 WORKER = """
@@ -36,7 +36,7 @@ import json, sys, torch
 from pathlib import Path
 torch.set_num_threads(1)
 from sdm.training import TrainConfig, Trainer, TrainingStopped
-from sdm.training.config_file import from_json
+from sdm.run.config_file import from_json
 config = from_json(TrainConfig, json.loads(sys.argv[2]))
 print("ready", flush=True)
 try:

@@ -21,6 +21,6 @@ class Export(Command):
     """The folder to write. By default `export` within the run's."""
 
     def run(self) -> None:
-        from sdm.training.export import export_run
+        from sdm.run.model import export_run
 
         print(export_run(self.run_dir, self.output))

@@ -22,7 +22,7 @@ from sdm.files import explained
 class Generate(Command):
     """Continue a prompt, printing tokens as they come."""
 
-    model: Annotated[str, tyro.conf.Positional]
+    model: Annotated[Path, tyro.conf.Positional]
     """A run's folder or a model's folder."""
     prompt: str | None = None
     """Text to continue. May be left out when a state file is resumed."""
@@ -43,15 +43,13 @@ class Generate(Command):
         import torch
         from transformers import TextStreamer
 
-        from sdm.cli.models import load_tokenizer, model_folder, restored_model, unfinished_run
         from sdm.models import MemoryState, SDMCache
-        from sdm.models.saved_folder import load_model
+        from sdm.run.model import SavedModel
 
         self.check_options()
-        run = unfinished_run(self.model)
-        folder = model_folder(self.model) if run is None else run / "tokenizer"
-        model: Any = load_model(folder) if run is None else restored_model(run)
-        tokenizer = None if self.tokens else load_tokenizer(folder)
+        saved = SavedModel(self.model)
+        model: Any = saved.load()
+        tokenizer = None if self.tokens else _load_tokenizer(saved.folder)
         resumed = None
         if self.state is not None and self.state.exists():
             with explained("cannot resume --state"):
@@ -59,7 +57,7 @@ class Generate(Command):
         prompt = list(self.tokens)
         if self.prompt is not None:
             if tokenizer is None:
-                raise UserError(f"{self.model!r} has no tokenizer; give the prompt as token ids with --tokens")
+                raise UserError(f"{str(self.model)!r} has no tokenizer; give the prompt as token ids with --tokens")
             with explained("cannot tokenize --prompt"):
                 prompt = tokenizer(self.prompt, add_special_tokens=resumed is None)["input_ids"]
         ids = ([] if resumed is None else list(resumed.pending)) + prompt
@@ -129,3 +127,13 @@ class Generate(Command):
                 f"prompt and new tokens make a stream of {length}, but the model's max_position_embeddings is {limit}; "
                 "shorten the prompt or lower --max-new-tokens"
             )
+
+
+def _load_tokenizer(folder: Path) -> Any:
+    """The tokenizer beside the model, or None."""
+    from transformers import AutoTokenizer
+
+    if not any((folder / file).is_file() for file in ("tokenizer.json", "tokenizer_config.json")):
+        return None
+    with explained(f"cannot load the tokenizer in {folder}"):
+        return AutoTokenizer.from_pretrained(folder)

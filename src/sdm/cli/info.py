@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Annotated
 
 import tyro
@@ -16,7 +17,7 @@ from sdm.errors import UserError
 class Info(Command):
     """Print the sizes, layers, state and backend of a model."""
 
-    model: Annotated[str, tyro.conf.Positional]
+    model: Annotated[Path, tyro.conf.Positional]
     """A run's folder or a model's folder."""
     context: int = 8192
     """Tokens of context at which costs per token are given."""
@@ -24,13 +25,11 @@ class Info(Command):
     def run(self) -> None:
         from sdm import ops
         from sdm.analysis.tables import model_table
-        from sdm.cli.models import model_folder, restored_model, unfinished_run
-        from sdm.models.saved_folder import load_config
+        from sdm.run.model import SavedModel
 
         if self.context < 0:
             raise UserError(f"--context must not be negative, got {self.context}")
-        run = unfinished_run(self.model)
-        config = load_config(model_folder(self.model)) if run is None else restored_model(run).config
+        config = SavedModel(self.model).config()
         show(model_table(config, self.context))
         print(f"backend: {config.backend}; available here: {', '.join(ops.available_backends())}")
         if "native" not in ops.available_backends():

@@ -16,9 +16,9 @@ import tyro
 
 from sdm.cli.command import Command
 from sdm.recipes.registry import RECIPES, SHORT_NAMES, find, listing, parameters, recipe
+from sdm.run import Run
+from sdm.run.config_file import to_json
 from sdm.training import TrainConfig, Trainer, TrainingError
-from sdm.training.config_file import read_config, to_json
-from sdm.training.run_folder import CONFIG, configuration, has_begun
 
 USAGE = """usage: sdm train RECIPE [--OPTION VALUE ...]
 
@@ -48,12 +48,9 @@ class TrainOptions(Command):
 
 def parse(arguments: list[str]) -> TrainOptions:
     name, rest = _recipe_name(arguments)
-    known = name in RECIPES or name in SHORT_NAMES
-    folder = Path(name)
-    if not known and ((folder / CONFIG).is_file() or has_begun(folder)):
-        # Settings that may change are those of run.json; the others are compared with the newest checkpoint's.
-        config = read_config(folder / CONFIG) if (folder / CONFIG).is_file() else configuration(folder)
-        return _parse(name, TrainOptions, rest, TrainOptions(config=config, run_dir=folder))
+    run = Run(Path(name))
+    if name not in RECIPES and name not in SHORT_NAMES and run.exists():
+        return _parse(name, TrainOptions, rest, TrainOptions(config=run.written_config(), run_dir=run.folder))
     name, given = find(name)
     options = [
         (option, hint, field(default=given.get(option, default)))

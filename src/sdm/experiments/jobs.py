@@ -15,11 +15,11 @@ from typing import Any
 from sdm.data.errors import DataError
 from sdm.ending import CONTINUES, ending_with_one_message
 from sdm.files import CHECKSUM, DamagedFile, read_checked_json, read_json, write_checked_json, write_json
-from sdm.training import TrainConfig, TrainingError, run_folder
-from sdm.training.config_file import from_json, to_json
-from sdm.training.monitor import read_metrics
+from sdm.run import Run
+from sdm.run.config_file import from_json, to_json
+from sdm.training import TrainConfig, TrainingError
 
-JOB, RESULT, LOG = "job.json", "evaluation.json", "log.txt"
+JOB, LOG = "job.json", "log.txt"
 _MEASUREMENTS = {"language": "position"}  # as older versions called them
 
 
@@ -52,7 +52,7 @@ def run_jobs(
                 job = waiting.pop(0)
                 running[job.name] = _start(job, folder / job.name)
             time.sleep(0.5)
-            progress({job.name: (read_metrics(folder / job.name) or [{}])[-1] for job in jobs if job not in waiting})
+            progress({job.name: (Run(folder / job.name).metrics() or [{}])[-1] for job in jobs if job not in waiting})
             for name in [name for name, process in running.items() if process.poll() is not None]:
                 if running.pop(name).returncode != 0:
                     raise JobFailed(f"{name} failed:\n{_tail(folder / name / LOG)}")
@@ -66,7 +66,7 @@ def run_jobs(
 
 
 def _start(job: Job, folder: Path) -> subprocess.Popen[bytes]:
-    run_folder.mark(folder)
+    Run(folder).mark()
     write_json(folder / JOB, _description(job))
     # -P: the working directory is no place of modules, where a random.py would be taken for Python's.
     command = [sys.executable, "-P", "-m", "sdm.experiments.jobs", str(folder)]
@@ -82,9 +82,10 @@ def _description(job: Job) -> dict[str, Any]:
 def _result(folder: Path) -> dict[str, Any] | None:
     """What was measured; None if there is no result, or a damaged one, which is measured again."""
     try:
-        result = read_json(folder / RESULT)
+        path = Run(folder).results
+        result = read_json(path)
         # Those of older versions have no checksum.
-        return read_checked_json(folder / RESULT) if CHECKSUM in result else result
+        return read_checked_json(path) if CHECKSUM in result else result
     except (FileNotFoundError, DamagedFile):
         return None
 
@@ -122,8 +123,8 @@ def main(folder: Path) -> None:
         description = _as_written_now(read_json(folder / JOB))
         config = from_json(TrainConfig, description["config"])
         Trainer(config, folder).run()
-        result = measure_run(description["measure"], config, folder)
-        write_checked_json(folder / RESULT, result)
+        result = measure_run(description["measure"], Run(folder))
+        write_checked_json(Run(folder).results, result)
 
 
 if __name__ == "__main__":

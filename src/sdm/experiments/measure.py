@@ -2,22 +2,19 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Any
 
 from sdm.data.loader import open_data
 from sdm.evaluation.registry import measure
 from sdm.models import cost
-from sdm.models.saved_folder import load_model
-from sdm.training import TrainConfig
-from sdm.training.export import EXPORT
-from sdm.training.monitor import read_metrics
+from sdm.run import Run
+from sdm.run.model import SavedModel
 
 
-def measure_run(measurement: str, config: TrainConfig, folder: Path) -> dict[str, Any]:
+def measure_run(measurement: str, run: Run) -> dict[str, Any]:
     """A measurement, beside what the run has cost and how it went."""
-    model = load_model(folder / EXPORT)
-    metrics, costs, data = read_metrics(folder), cost(model.config), config.data
+    config, model = run.config(), SavedModel(run.folder).load()
+    metrics, costs, data = run.metrics(), cost(model.config), config.data
     context = open_data(data, "test", config.schedule.steps).sequence_length
     return {
         "parameters": costs.parameters,

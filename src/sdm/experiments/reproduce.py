@@ -21,6 +21,7 @@ from sdm.experiments.progress import make_progress
 from sdm.files import write_json
 from sdm.recipes import small_pair
 from sdm.recipes.recall import DEVIATIONS, recall
+from sdm.run import Run
 
 # Set-up takes two and a half of the ten minutes that all of it may take.
 RECALL_STEPS = 500
@@ -70,7 +71,7 @@ def report(results: dict[str, dict[str, Any]], output: Path, console: Console) -
     console.print(_position_table(code), _size_table(code))
     _print_deviations(console, small_pair.DEVIATIONS)
 
-    figures = output / "figures"
+    figures = Run(output).figures
     accuracy = {
         name: {int(pairs): value for pairs, value in result["accuracy"].items()} for name, result in compared.items()
     }

@@ -14,11 +14,10 @@ from typing import Annotated, Literal
 from typing_extensions import Doc
 
 from sdm.data.config import CorpusConfig
-from sdm.models.saved_folder import load_config
 from sdm.recipes.tiny import tiny_code
+from sdm.run import Run
+from sdm.run.model import SavedModel
 from sdm.training import ModelConfig, ScheduleConfig, TrainConfig, TrainingError
-from sdm.training.export import exported_folder
-from sdm.training.run_folder import CONFIG, configuration
 
 LENGTH = 131_072
 PAPER_TOKENS = {8: 4_000_000_000, 13: 16_000_000_000}  # by the level of the ladder
@@ -60,21 +59,12 @@ def lengthen(config: TrainConfig, sequence_length: int, steps: int = 50) -> Trai
 
 def continue_from(default: TrainConfig, init_from: Path, sequence_length: int) -> TrainConfig:
     """The recipe with the model and the data of the run that it starts from; and with sequences of this length."""
-    folder = init_from if (init_from / CONFIG).is_file() and not _is_model(init_from) else init_from.parent
-    if (folder / CONFIG).is_file() and not _is_model(folder):
-        config = configuration(folder)
-        data = config.data
-        if isinstance(data, CorpusConfig):
-            # The very tokenizer of the export: a BPE trained anew on changed text would be another one.
-            data = replace(data, tokenizer=str(exported_folder(init_from)))
-        config = replace(config, data=data, init_from=init_from)
+    saved, run = SavedModel(init_from), Run.around(init_from)
+    if run is not None:
+        config = run.config()
     else:
-        model = ModelConfig.of(load_config(exported_folder(init_from)))
-        assert isinstance(default.data, CorpusConfig)
-        data = replace(default.data, tokenizer=str(exported_folder(init_from)))
-        config = replace(default, model=model, data=data, init_from=init_from)
-    return lengthen(config, sequence_length)
-
-
-def _is_model(folder: Path) -> bool:
-    return any(folder.glob("*.safetensors"))
+        config = replace(default, model=ModelConfig.of(saved.config()))
+    if isinstance(config.data, CorpusConfig):
+        # The very tokenizer of the model: a BPE trained anew on changed text would be another one.
+        config = replace(config, data=replace(config.data, tokenizer=str(saved.folder)))
+    return lengthen(replace(config, init_from=init_from), sequence_length)

@@ -1,7 +1,7 @@
 """Training: from a typed configuration to a run's folder that can be continued, exported and trusted."""
 
 from sdm.models.model_config import ModelConfig
-from sdm.training.config import (
+from sdm.run.config import (
     CheckpointConfig,
     ComputeConfig,
     GuardConfig,
@@ -10,7 +10,7 @@ from sdm.training.config import (
     ScheduleConfig,
     TrainConfig,
 )
-from sdm.training.errors import TrainingError, TrainingStopped
+from sdm.run.errors import TrainingError, TrainingStopped
 from sdm.training.trainer import Trainer
 
 __all__ = [

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from sdm.data.batch import Batch, BatchSource
 from sdm.models import SDMForCausalLM, cost
-from sdm.training.config import TrainConfig
+from sdm.run.config import TrainConfig
 
 # Where a run is looked at, as shares of its steps: curricula make later steps longer.
 PLACES = (0.1, 0.3, 0.5, 0.7, 0.9)

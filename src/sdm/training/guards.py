@@ -11,8 +11,8 @@ from typing import Any
 
 import torch
 
-from sdm.training.config import GuardConfig
-from sdm.training.errors import TrainingStopped
+from sdm.run.config import GuardConfig
+from sdm.run.errors import TrainingStopped
 
 WINDOW = 100
 SMALLEST = 0.5  # nats above the mean, below which nothing is a spike

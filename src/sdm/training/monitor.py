@@ -10,9 +10,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
 from sdm.ending import silence
-from sdm.files import parse_json, write_bytes
-from sdm.training.config import MonitorConfig
-from sdm.training.errors import TrainingError
+from sdm.files import write_bytes
+from sdm.run import Run
+from sdm.run.config import MonitorConfig
+from sdm.run.errors import TrainingError
+from sdm.run.folder import step_of
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -33,9 +35,8 @@ class Display(Protocol):
 class Monitor:
     """Writes metrics and passes them on."""
 
-    def __init__(self, folder: Path, config: MonitorConfig, steps: int) -> None:
-        self.folder = folder
-        self._path = folder / "metrics.jsonl"
+    def __init__(self, run: Run, config: MonitorConfig, steps: int) -> None:
+        folder, self._path = run.folder, run.metrics_file
         self._tensorboard = _tensorboard(folder) if config.tensorboard else None
         self._wandb = _wandb(config.wandb, folder) if config.wandb else None
         # Last: a display that has begun hides the cursor, and what fails before it would leave it hidden.
@@ -46,7 +47,7 @@ class Monitor:
         if not self._path.is_file():
             return
         data = self._path.read_bytes()
-        kept = b"".join(line + b"\n" for line in data.splitlines() if _step_of(line) <= step)
+        kept = b"".join(line + b"\n" for line in data.splitlines() if step_of(line) <= step)
         if kept != data:
             write_bytes(self._path, kept)
 
@@ -73,13 +74,6 @@ class Monitor:
             self._tensorboard.close()
         if self._wandb is not None:
             self._wandb.finish()
-
-
-def read_metrics(folder: Path) -> list[dict[str, float]]:
-    """The lines of a run's metrics.jsonl; a last line that was cut off is left out."""
-    path = folder / "metrics.jsonl"
-    lines = path.read_bytes().splitlines() if path.is_file() else []
-    return [parse_json(line) for line in lines if _step_of(line) < float("inf")]
 
 
 def make_display(kind: str, name: str, steps: int) -> Display:
@@ -163,15 +157,6 @@ def _summary(metrics: Metrics) -> str:
     if "seconds_left" in metrics:
         parts.append(f"{timedelta(seconds=round(metrics['seconds_left']))} left")
     return "  ".join(parts)
-
-
-def _step_of(line: bytes) -> float:
-    """Of a line that cannot be read: infinity."""
-    try:
-        step = parse_json(line)["step"]
-    except (ValueError, KeyError, TypeError):
-        step = None
-    return step if isinstance(step, (int, float)) else float("inf")
 
 
 def _tensorboard(folder: Path) -> Any:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 
 from sdm.models import SDMForCausalLM
-from sdm.training.config import OptimConfig
+from sdm.run.config import OptimConfig
 
 INITIAL_STATE = "initial_state"
 

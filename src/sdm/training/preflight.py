@@ -9,8 +9,8 @@ import torch
 
 from sdm.data.batch import BatchSource
 from sdm.models import SDMConfig, cost
-from sdm.training.config import TrainConfig
-from sdm.training.errors import TrainingError
+from sdm.run.config import TrainConfig
+from sdm.run.errors import TrainingError
 
 GIGABYTE = 10**9
 INTERPRETER = 0.4 * GIGABYTE  # torch, transformers and the data that is mapped in

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 
-from sdm.training.config import ScheduleConfig
+from sdm.run.config import ScheduleConfig
 
 
 def learning_rate_factor(schedule: ScheduleConfig, step: int) -> float:

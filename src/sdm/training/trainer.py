@@ -29,14 +29,18 @@ from sdm.ending import silence
 from sdm.files import remove_leftovers
 from sdm.models import SDMForCausalLM
 from sdm.models.likelihood import nll
-from sdm.training import calibration, preflight, run_folder
+from sdm.run import Run
+from sdm.run.checkpoint import CheckpointError, verify
+from sdm.run.config import TrainConfig
+from sdm.run.config_file import to_json
+from sdm.run.errors import TrainingError, TrainingStopped
+from sdm.run.export import check_replaceable, export_model
+from sdm.run.folder import TOKENIZER
+from sdm.run.model import model_tensors
+from sdm.training import calibration, preflight
 from sdm.training.carried import CarriedStates
-from sdm.training.checkpoint import CheckpointError, CheckpointStore, verify
-from sdm.training.config import TrainConfig
-from sdm.training.config_file import to_json
-from sdm.training.errors import TrainingError, TrainingStopped
-from sdm.training.export import EXPORT, check_replaceable, export_model, load_weights, model_tensors
 from sdm.training.guards import Guard
+from sdm.training.initial_weights import load_weights
 from sdm.training.memory_statistics import STEP_TOKENS, MemoryStatistics, evaluating
 from sdm.training.monitor import Monitor
 from sdm.training.optimizer import make_optimizer, set_learning_rate, start_moments
@@ -48,13 +52,13 @@ class Trainer:
     """Trains the model of a configuration in a run's folder."""
 
     def __init__(self, config: TrainConfig, folder: Path) -> None:
-        self.config, self.folder, self._lock = config, folder, -1
+        self.config, self.folder, self.run_folder = config, folder, Run(folder)
         try:
-            self._lock = run_folder.claim(folder, config)
-            check_replaceable(folder.resolve() / EXPORT, "--run-dir")
-            remove_leftovers(folder / EXPORT)
+            self.run_folder.claim(config)
+            check_replaceable(self.run_folder.export.resolve(), "--run-dir")
+            remove_leftovers(self.run_folder.export)
             self._prepare()
-            self._tokenizer_files = run_folder.record(folder, config, self.tokenizer)
+            self._tokenizer_files = self.run_folder.record(config, self.tokenizer)
         except OSError as error:
             self.close()
             raise TrainingError(f"the run in {folder} cannot start: {error}") from error
@@ -67,7 +71,7 @@ class Trainer:
         if config.compute.threads is not None:
             torch.set_num_threads(config.compute.threads)
         self.device = _device(config.compute.device)
-        self.monitor = Monitor(self.folder, config.monitor, config.schedule.steps)
+        self.monitor = Monitor(self.run_folder, config.monitor, config.schedule.steps)
         self.data = self._open("train")
         self.held_out = self._open("valid") if self._validates() else None
         self.batches = Batches(self.data)
@@ -79,7 +83,7 @@ class Trainer:
         torch.manual_seed(config.seed)
         self.model = SDMForCausalLM(model_config).train()
         torch.nn.Module.to(self.model, self.device)
-        if config.init_from is not None and not run_folder.has_begun(self.folder):
+        if config.init_from is not None and not self.run_folder.has_begun():
             load_weights(self.model, config.init_from, self.tokenizer)
         if config.compute.checkpointing == "block":
             self.model.gradient_checkpointing_enable({"use_reentrant": False, "preserve_rng_state": False})
@@ -90,7 +94,7 @@ class Trainer:
         self.carried = CarriedStates(config.compute.accumulation)
         self.guard = Guard(config.guard)
         self.statistics = MemoryStatistics(config.monitor.memory_tokens or STEP_TOKENS, config.monitor.memory_weighted)
-        self.store = CheckpointStore(self.folder / run_folder.CHECKPOINTS, config.checkpoint.keep)
+        self.store = self.run_folder.checkpoints(config.checkpoint.keep)
         self.signals = StopSignals(self._acknowledge)
         self.step, self._begun = 0, 0  # steps done, and the one that is being made
         self._speed = _Speed()
@@ -112,7 +116,7 @@ class Trainer:
 
     def _open(self, split: str) -> BatchSource:
         """One split of the data. A run that goes on keeps its tokenizer, whatever became of where it came from."""
-        data, recorded = self.config.data, run_folder.recorded_tokenizer(self.folder)
+        data, recorded = self.config.data, self.run_folder.recorded_tokenizer()
         if isinstance(data, CorpusConfig) and recorded is not None:
             data = replace(data, tokenizer=str(recorded))
         return open_data(data, split, self.config.schedule.steps, self.monitor.message)
@@ -135,7 +139,7 @@ class Trainer:
                         raise _stopped(self.step, signals.received, lost)
                     if self.step % checkpoint.every == 0 or self.step == steps:
                         self.save()
-                return export_model(self.model, self.tokenizer, self.folder / EXPORT)
+                return export_model(self.model, self.tokenizer, self.run_folder.export)
         except (OSError, CheckpointError) as error:
             raise TrainingStopped(f"stopped after step {self.step}: {error}") from error
         finally:
@@ -145,8 +149,7 @@ class Trainer:
         """End the display and let other processes have the folder."""
         if hasattr(self, "monitor"):  # it has not, if preparing failed early
             self.monitor.close()
-        run_folder.release(self._lock)
-        self._lock = -1
+        self.run_folder.release()
 
     def _acknowledge(self, number: Signals) -> None:
         """Say at once that a signal was heard."""
@@ -275,7 +278,7 @@ class Trainer:
             "carried": self.carried.description(),
             "seconds": self._speed.seconds,
             "config": to_json(self.config),
-            run_folder.TOKENIZER: self._tokenizer_files,
+            TOKENIZER: self._tokenizer_files,
         }
         # Weights that may have diverged must not push out good ones.
         healthy = self.guard.spikes == 0

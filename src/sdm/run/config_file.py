@@ -11,8 +11,8 @@ from typing import Any, TypeVar
 from sdm.errors import UserError
 from sdm.files import DamagedFile, read_json, write_json
 from sdm.models.model_config import ModelConfig
-from sdm.training.config import TrainConfig
-from sdm.training.errors import TrainingError
+from sdm.run.config import TrainConfig
+from sdm.run.errors import TrainingError
 
 _T = TypeVar("_T")
 KIND = "kind"  # which of several classes a section is

@@ -14,10 +14,10 @@ import torch
 from torch.distributed.checkpoint.filesystem import FileSystemWriter
 
 from sdm.models.manifest import file_entry
+from sdm.run import checkpoint as module
+from sdm.run.checkpoint import CheckpointError, CheckpointStore, verify
+from sdm.run.model import export_run
 from sdm.training import Trainer, TrainingError, TrainingStopped
-from sdm.training import checkpoint as module
-from sdm.training.checkpoint import CheckpointError, CheckpointStore, verify
-from sdm.training.export import export_run
 from training.runs import assert_same, recall_run, train
 
 TENSORS = {

@@ -10,7 +10,7 @@ from sdm.data.config import CorpusConfig, DataConfig
 from sdm.data.errors import LARGEST
 from sdm.models.layer_types import LAYER_TYPES
 from sdm.models.model_config import ModelConfig
-from sdm.training.errors import TrainingError
+from sdm.run.errors import TrainingError
 
 LARGEST_STEPS = 10**9  # at a step a second, thirty years
 LARGEST_THREADS = 1024  # far more end the process, without a word, where they cannot be started

@@ -29,7 +29,7 @@ from torch.distributed.checkpoint.hf_storage import HuggingFaceStorageReader, Hu
 
 from sdm.files import DamagedFile, new_folder, read_json, remove_folder, remove_leftovers, write_json
 from sdm.models.manifest import MANIFEST, file_entry, read_manifest, write_manifest
-from sdm.training.errors import TrainingError
+from sdm.run.errors import TrainingError
 
 FORMAT = 1
 STATE = "state.json"

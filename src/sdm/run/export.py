@@ -1,0 +1,77 @@
+"""The model of a run as a folder that transformers loads: safetensors, configuration, tokenizer."""
+
+from __future__ import annotations
+
+import contextlib
+import re
+from pathlib import Path
+
+from safetensors import SafetensorError
+
+from sdm.data.tokenization import Tokenizer
+from sdm.files import DamagedFile, new_folder, read_json, remove_leftovers
+from sdm.models import SDMConfig, SDMForCausalLM
+from sdm.models.manifest import MANIFEST, read_manifest, write_manifest
+from sdm.models.saved_folder import INDEX, no_progress_bar
+from sdm.run.errors import TrainingError
+
+_WRITTEN = (
+    "config.json",
+    "generation_config.json",
+    "tokenizer.json",
+    "tokenizer_config.json",
+    "special_tokens_map.json",
+    "modeling_sdm.py",
+    INDEX,
+    MANIFEST,
+)
+_PART = re.compile(r"model(-\d{5}-of-\d{5})?\.safetensors")
+
+
+def export_model(model: SDMForCausalLM, tokenizer: Tokenizer | None, folder: Path) -> Path:
+    """Write the folder, replacing an older export, and nothing else, only once the new one is complete."""
+    try:
+        path = folder.resolve()
+        check_replaceable(path)
+        remove_leftovers(path)
+        with new_folder(path, replace=True) as temporary, no_progress_bar():
+            model.save_pretrained(temporary)
+            if tokenizer is not None:
+                tokenizer.save(temporary)
+            write_manifest(temporary)
+    except TrainingError:
+        raise
+    except (OSError, SafetensorError, ValueError) as error:
+        raise TrainingError(
+            f"the model cannot be exported to {folder}: {error}; `sdm export RUN --output FOLDER` writes it elsewhere"
+        ) from error
+    return folder
+
+
+def check_replaceable(folder: Path, option: str = "--output") -> None:
+    """Only a folder that holds an older export, or nothing, may be replaced."""
+    if Path.cwd().is_relative_to(folder):
+        raise TrainingError(f"{option}: {folder} is the folder you are in, or holds it; name another one")
+    found = sorted(path.name for path in folder.iterdir()) if folder.exists() else []
+    foreign = [name for name in found if not _is_written(name, folder)]
+    if found and not foreign and not _is_export(folder):
+        foreign = found
+    if foreign:
+        raise TrainingError(
+            f"{option}: {folder} would be replaced, but {foreign[0]} in it is not of an export; name a new folder, or "
+            "move what is there"
+        )
+
+
+def _is_written(name: str, folder: Path) -> bool:
+    """Whether a file's name is one that an export has; its manifest knows them all."""
+    with contextlib.suppress(OSError, ValueError):
+        return name == MANIFEST or name in read_manifest(folder)
+    return name in _WRITTEN or _PART.fullmatch(name) is not None
+
+
+def _is_export(folder: Path) -> bool:
+    try:
+        return read_json(folder / "config.json").get("model_type") == SDMConfig.model_type
+    except (OSError, DamagedFile):
+        return False
