@@ -114,7 +114,7 @@ def test_the_configuration_is_that_of_the_checkpoint(tmp_path: Path, damage: str
 
 def test_what_a_killed_process_was_writing_goes(tmp_path: Path) -> None:
     Trainer(recall_run(), tmp_path).close()
-    for name in (".0123abcd-run.json", ".0123abcd-metrics.jsonl"):
+    for name in (".0123abcd", ".0123abcd-run.json", ".0123abcd-metrics.jsonl"):
         (tmp_path / name).touch()
     (tmp_path / ".mine-run.json").touch()
     Trainer(recall_run(), tmp_path).close()

@@ -20,7 +20,7 @@ from sdm.run.errors import TrainingError
 CONFIG, CHECKPOINTS, TOKENIZER, EXPORT = "run.json", "checkpoints", "tokenizer", "export"
 METRICS, RESULTS, FIGURES = "metrics.jsonl", "evaluation.json", "figures"
 MARKER = ".sdm-run"  # says that a folder is a run's; who trains in it holds its lock
-_PARTIAL = re.compile(r"\.[0-9a-f]{8}-(run\.json|metrics\.jsonl)")
+_PARTIAL = re.compile(r"\.[0-9a-f]{8}(-(run\.json|metrics\.jsonl))?")
 
 # Fields that may change when a run is continued: they change what is shown and kept, not what is computed.
 FREE = (
