@@ -61,7 +61,7 @@ def test_a_tokenizer_that_cannot_be_written(make_source: Make, tmp_path: Path) -
 def test_what_a_killed_process_left_is_removed(make_source: Make, tmp_path: Path) -> None:
     prepare_tokens(make_source(TEXTS), ByteTokenizer(), cache_dir=tmp_path)
     (folder,) = (tmp_path / "tokens").iterdir()
-    left = folder.rename(folder.with_name(f".{folder.name}-dead"))
+    left = folder.rename(folder.with_name(f".{folder.name}-deadbeef"))
     prepare_tokens(make_source(TEXTS), ByteTokenizer(), cache_dir=tmp_path)
     assert not left.exists()
     assert list((tmp_path / "tokens").iterdir()) == [folder]
