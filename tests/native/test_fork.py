@@ -59,6 +59,8 @@ for fork in range(forks):
     if status:
         sys.exit(f"the child of fork {fork} ended with status {status}")
 done = True
+for thread in threads:
+    thread.join()
 """
 
 
