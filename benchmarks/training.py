@@ -51,8 +51,8 @@ def overhead(folder: Path) -> tuple[float, dict[str, float]]:
     def bare() -> None:
         batch = next(batches)
         hidden = model.model(input_ids=batch.input_ids).last_hidden_state
-        wanted = batch.labels != -100
-        loss = torch.nn.functional.cross_entropy(model.lm_head(hidden[wanted]), batch.labels[wanted])
+        wanted = batch.targets != -100
+        loss = torch.nn.functional.cross_entropy(model.lm_head(hidden[wanted]), batch.targets[wanted])
         loss.backward()
         optimizer.step()
         optimizer.zero_grad()

@@ -4,11 +4,23 @@ import pytest
 import torch
 
 from sdm.data import IGNORED, Batch, DataError
+from sdm.models.likelihood import nll
+from tiny_models import tiny_model
 
 
 def test_counts() -> None:
     batch = Batch(torch.zeros(2, 3, dtype=torch.int64), torch.tensor([[1, IGNORED, 2], [IGNORED, IGNORED, 3]]))
-    assert (batch.num_tokens, batch.num_labels) == (6, 3)
+    assert (batch.num_tokens, batch.num_targets) == (6, 3)
+
+
+def test_targets_cannot_be_taken_for_labels_that_the_model_shifts() -> None:
+    model = tiny_model()
+    ids = torch.arange(10).view(1, 10)
+    batch = Batch(ids[:, :-1], ids[:, 1:])
+    assert not hasattr(batch, "labels")
+    with torch.no_grad():
+        loss = model(batch.input_ids, shift_labels=batch.targets).loss
+        assert torch.equal(loss, nll(model, batch.input_ids, batch.targets)[0] / batch.num_targets)
 
 
 def test_split_by_rows_keeps_the_flags_with_their_rows() -> None:
@@ -40,7 +52,7 @@ def test_split_never_cuts_a_document() -> None:
 def test_to_moves_everything() -> None:
     ids = torch.zeros(1, 2, dtype=torch.int64)
     moved = Batch(ids, ids, torch.tensor([0, 2]), torch.tensor([True])).to("meta")
-    assert {x.device.type for x in (moved.input_ids, moved.labels, moved.cu_seqlens, moved.reset)} == {"meta"}  # type: ignore[union-attr]
+    assert {x.device.type for x in (moved.input_ids, moved.targets, moved.cu_seqlens, moved.reset)} == {"meta"}  # type: ignore[union-attr]
 
 
 @pytest.mark.parametrize(

@@ -29,8 +29,8 @@ def config(tmp_path: Path) -> CorpusConfig:
 
 
 def gather(batch: Batch, per_row: int = 32) -> list[tuple[list[int], list[int]]]:
-    inputs, labels = batch.input_ids.view(-1, per_row), batch.labels.view(-1, per_row)
-    return list(zip(inputs.tolist(), labels.tolist(), strict=True))
+    inputs, targets = batch.input_ids.view(-1, per_row), batch.targets.view(-1, per_row)
+    return list(zip(inputs.tolist(), targets.tolist(), strict=True))
 
 
 @pytest.mark.parametrize("layout", ["packed", "rows", "stream"])
@@ -74,7 +74,7 @@ def test_packed_batches_keep_documents_apart(config: CorpusConfig) -> None:
     for start, stop in pairwise(bounds):
         piece = batch.input_ids[0, start:stop]
         assert len(set(piece.tolist()) - {EOS}) <= 1
-        assert (piece[1:] != EOS).all() or batch.labels[0, start] == IGNORED
+        assert (piece[1:] != EOS).all() or batch.targets[0, start] == IGNORED
     assert [part.input_ids.shape for part in batch.split(4)] == [(1, 64)] * 4
 
 
@@ -84,7 +84,7 @@ def test_rows_are_the_packed_tokens_as_a_matrix(config: CorpusConfig) -> None:
     assert rows.cu_seqlens is None
     assert rows.input_ids.shape == (8, 32)
     assert torch.equal(rows.input_ids.view(1, -1), packed.input_ids)
-    assert torch.equal(rows.labels.view(1, -1), packed.labels)
+    assert torch.equal(rows.targets.view(1, -1), packed.targets)
 
 
 def test_weights_decide_the_mixture(config: CorpusConfig) -> None:
@@ -111,7 +111,7 @@ def test_held_out_text_comes_once(config: CorpusConfig, layout: str) -> None:
     assert isinstance(source, Corpus)
     batches = list(Batches(source))
     assert len(batches) == source.num_steps
-    assert sum(batch.num_labels for batch in batches) == sum(store.num_tokens for store in source.stores)
+    assert sum(batch.num_targets for batch in batches) == sum(store.num_tokens for store in source.stores)
 
 
 def test_changed_data_is_noticed(config: CorpusConfig, tmp_path: Path) -> None:
@@ -129,7 +129,7 @@ def test_what_cannot_be_laid_out(config: CorpusConfig) -> None:
         open_data(dataclasses.replace(config, layout="stream", batch_size=1))
     with pytest.raises(DataError, match=r"tokens in split 'train', fewer than one sequence of sequence_length"):
         open_data(dataclasses.replace(config, sequence_length=10**6))
-    assert next(Batches(open_data(dataclasses.replace(config, sequence_length=10**5), "valid"))).num_labels > 0
+    assert next(Batches(open_data(dataclasses.replace(config, sequence_length=10**5), "valid"))).num_targets > 0
     with pytest.raises(DataError, match="split must be one of train, valid, test"):
         open_data(config, "held-out")
     with pytest.raises(DataError, match="divisible by world_size = 3"):
@@ -141,5 +141,5 @@ def test_what_cannot_be_laid_out(config: CorpusConfig) -> None:
 def test_the_built_in_code(tmp_path: Path) -> None:
     source = open_data(CorpusConfig(cache_dir=tmp_path, sequence_length=256, batch_size=2), "test")
     batch = next(Batches(source))
-    assert batch.num_labels == 512
+    assert batch.num_targets == 512
     assert source.vocab_size == 257

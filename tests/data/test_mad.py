@@ -18,8 +18,8 @@ Row = tuple[list[int], dict[int, int]]
 def rows(task: Any, split: str = "test", count: int = 8, **fields: Any) -> list[Row]:
     batch = MAD(MADTaskConfig(task, **fields), split).batch(0, range(count))
     return [
-        (tokens, {i: label for i, label in enumerate(labels) if label != IGNORED})
-        for tokens, labels in zip(batch.input_ids.tolist(), batch.labels.tolist(), strict=True)
+        (tokens, {i: target for i, target in enumerate(targets) if target != IGNORED})
+        for tokens, targets in zip(batch.input_ids.tolist(), batch.targets.tolist(), strict=True)
     ]
 
 
@@ -29,7 +29,7 @@ def test_shapes_and_determinism(task: Any) -> None:
     batch = source.batch(3, range(8))
     assert batch.input_ids.shape == (8, source.sequence_length)
     assert source.vocab_size == MAD_BASELINES[task].vocab_size
-    assert int(torch.maximum(batch.input_ids, batch.labels).max()) < source.vocab_size
+    assert int(torch.maximum(batch.input_ids, batch.targets).max()) < source.vocab_size
     assert torch.equal(source.batch(3, [5, 1]).input_ids, batch.input_ids[[5, 1]])
     assert not torch.equal(source.batch(4, range(8)).input_ids, batch.input_ids)
     assert not torch.equal(open_data(source.config, "valid").batch(3, range(8)).input_ids, batch.input_ids)  # type: ignore[attr-defined]
@@ -60,33 +60,33 @@ def test_examples_repeat_in_another_order() -> None:
 
 @pytest.mark.parametrize("task", ["in-context-recall", "fuzzy-in-context-recall", "noisy-in-context-recall"])
 def test_recall_is_trained_on_every_token(task: Any) -> None:
-    for tokens, labels in rows(task, "train"):
-        assert list(labels) == list(range(len(tokens)))
-        assert [labels[i] for i in range(len(tokens) - 1)] == tokens[1:]
+    for tokens, targets in rows(task, "train"):
+        assert list(targets) == list(range(len(tokens)))
+        assert [targets[i] for i in range(len(tokens) - 1)] == tokens[1:]
 
 
 def test_in_context_recall_asks_for_keys_that_came_before() -> None:
-    for tokens, labels in rows("in-context-recall"):
+    for tokens, targets in rows("in-context-recall"):
         value_of: dict[int, int] = {}
         for i in range(0, len(tokens) - 1, 2):
-            assert labels.get(i) == value_of.get(tokens[i])
+            assert targets.get(i) == value_of.get(tokens[i])
             assert tokens[i] < 8 <= tokens[i + 1] < 16
             value_of[tokens[i]] = tokens[i + 1]
-        assert labels[126] == value_of[tokens[126]]
+        assert targets[126] == value_of[tokens[126]]
 
 
 def test_noise_comes_in_twos() -> None:
     """62 of the 64 pairs are noise with a likelihood of a fifth: 24.8 tokens, standard deviation 6.3."""
     counts = []
-    for tokens, labels in rows("noisy-in-context-recall", count=400):
+    for tokens, targets in rows("noisy-in-context-recall", count=400):
         noise = [token >= 16 for token in tokens]
         assert noise[:126:2] == noise[1:126:2]
         assert not noise[126]
-        assert 126 in labels
+        assert 126 in targets
         value_of: dict[int, int] = {}
         for i in range(0, 126, 2):
             if not noise[i]:
-                assert labels.get(i) == value_of.get(tokens[i])
+                assert targets.get(i) == value_of.get(tokens[i])
                 value_of[tokens[i]] = tokens[i + 1]
         counts.append(sum(noise))
     assert mean(counts) == pytest.approx(24.8, abs=1)
@@ -110,10 +110,10 @@ def fuzzy_pairs(tokens: list[int]) -> list[tuple[tuple[int, ...], tuple[int, ...
 
 
 def test_fuzzy_recall() -> None:
-    """MAD's generator gives 22.6 different keys of three tokens and 4.5 labels a row (means)."""
-    keys, labels_a_row = [], []
-    for tokens, labels in rows("fuzzy-in-context-recall", count=400):
-        pairs = fuzzy_pairs([*tokens, labels[len(tokens) - 1]])
+    """MAD's generator gives 22.6 different keys of three tokens and 4.5 targets a row (means)."""
+    keys, targets_a_row = [], []
+    for tokens, targets in rows("fuzzy-in-context-recall", count=400):
+        pairs = fuzzy_pairs([*tokens, targets[len(tokens) - 1]])
         value_of: dict[tuple[int, ...], tuple[int, ...]] = {}
         expected = {}
         for key, value, place in pairs:
@@ -123,18 +123,18 @@ def test_fuzzy_recall() -> None:
                 assert value_of[key] == value
                 expected |= {place - 1 + i: token for i, token in enumerate(value)}
             value_of[key] = value
-        assert labels == expected
+        assert targets == expected
         assert pairs[-1][0] in {key for key, _, _ in pairs[:-1]}
         keys.append(len(value_of))
-        labels_a_row.append(len(labels))
+        targets_a_row.append(len(targets))
     assert mean(keys) == pytest.approx(22.6, abs=0.5)
-    assert mean(labels_a_row) == pytest.approx(4.5, abs=0.5)
+    assert mean(targets_a_row) == pytest.approx(4.5, abs=0.5)
 
 
 def test_fuzzy_keys_of_training_have_any_length() -> None:
     lengths = []
-    for tokens, labels in rows("fuzzy-in-context-recall", "train", count=100):
-        lengths += [len(key) for key, _, _ in fuzzy_pairs([*tokens, labels[127]])]
+    for tokens, targets in rows("fuzzy-in-context-recall", "train", count=100):
+        lengths += [len(key) for key, _, _ in fuzzy_pairs([*tokens, targets[127]])]
     assert set(lengths) == {1, 2, 3}
     assert mean(lengths) == pytest.approx(2, abs=0.1)
 
@@ -142,31 +142,31 @@ def test_fuzzy_keys_of_training_have_any_length() -> None:
 def test_selective_copying() -> None:
     """14 contents, one copy token right behind the last of them, then blanks."""
     contents = set()
-    for tokens, labels in rows("selective-copying", count=40):
+    for tokens, targets in rows("selective-copying", count=40):
         assert len(tokens) == 256
         assert tokens[239] == 15
         assert tokens[240:] == [14] * 16
         assert tokens[238] < 14
         content = [token for token in tokens if token < 14]
-        assert labels == dict(enumerate(content, 240))
+        assert targets == dict(enumerate(content, 240))
         contents |= set(content)
     assert contents == set(range(14))
 
 
 def test_memorization_maps_127_keys_to_127_values() -> None:
     value_of: dict[int, int] = {}
-    for tokens, labels in rows("memorization", "train", 256) + rows("memorization", "test", 128):
+    for tokens, targets in rows("memorization", "train", 256) + rows("memorization", "test", 128):
         assert tokens[1::2] == [255] * 16
-        assert set(labels) == set(range(1, 32, 2))
-        for i, label in labels.items():
-            assert value_of.setdefault(tokens[i - 1], label) == label
+        assert set(targets) == set(range(1, 32, 2))
+        for i, target in targets.items():
+            assert value_of.setdefault(tokens[i - 1], target) == target
     assert set(value_of) == set(range(127))
     assert len(set(value_of.values())) == 127
     assert 127 <= min(value_of.values()) <= max(value_of.values()) < 255
 
 
 def test_compression_is_of_31_tokens() -> None:
-    for tokens, labels in rows("compression"):
+    for tokens, targets in rows("compression"):
         assert max(tokens[:31]) < 15
         assert tokens[31:] == [15] * 31
-        assert labels == dict(enumerate(tokens[:31], 31))
+        assert targets == dict(enumerate(tokens[:31], 31))

@@ -27,13 +27,13 @@ def test_row() -> None:
     config, generator = MQARTaskConfig(), torch.Generator().manual_seed(0)
     fillers: list[int] = []
     for _ in range(50):
-        tokens, labels = (x.tolist() for x in mqar_row(config, 256, 32, generator))
+        tokens, targets = (x.tolist() for x in mqar_row(config, 256, 32, generator))
         value_of = dict(zip(tokens[0:64:2], tokens[1:64:2], strict=True))
         assert len(value_of) == len(set(value_of.values())) == 32
         assert 0 < min(value_of) <= max(value_of) < 4096 <= min(value_of.values())
-        asked = [i for i, label in enumerate(labels) if label != IGNORED]
+        asked = [i for i, target in enumerate(targets) if target != IGNORED]
         assert sorted(tokens[i] for i in asked) == sorted(value_of)
-        assert all(labels[i] == value_of[tokens[i]] for i in asked)
+        assert all(targets[i] == value_of[tokens[i]] for i in asked)
         assert min(asked) >= 64
         assert not any(i % 2 for i in asked)
         fillers += [tokens[i] for i in range(64, 256) if i not in asked]
@@ -74,6 +74,6 @@ def test_batches_are_functions_of_seed_step_and_split() -> None:
     assert torch.equal(source.batch(9, [1, 3]).input_ids, whole.input_ids[[1, 3]])
     held_out = open_data(CONFIG, "test")
     assert held_out.batch_size == 1
-    assert [held_out.batch(step, [0]).num_labels for step in range(4)] == [16, 32, 16, 32]
+    assert [held_out.batch(step, [0]).num_targets for step in range(4)] == [16, 32, 16, 32]
     assert not torch.equal(held_out.batch(0, [0]).input_ids, open_data(CONFIG, "valid").batch(0, [0]).input_ids)
     assert source.fingerprint != held_out.fingerprint

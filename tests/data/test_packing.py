@@ -1,4 +1,4 @@
-"""Every token once per epoch, no document beside another, labels that are the next tokens."""
+"""Every token once per epoch, no document beside another, targets that are the next tokens."""
 
 from __future__ import annotations
 
@@ -28,26 +28,26 @@ def store_of(sizes: list[int]) -> TokenStore:
 
 
 def pieces(row: Row) -> list[tuple[list[int], list[int]]]:
-    """The tokens and labels of each piece, without padding."""
+    """The tokens and targets of each piece, without padding."""
     result, start = [], 0
     for length in row.lengths:
-        tokens, labels = row.input_ids[start : start + length].tolist(), row.labels[start : start + length].tolist()
+        tokens, targets = row.input_ids[start : start + length].tolist(), row.targets[start : start + length].tolist()
         start += length
-        if labels[0] == IGNORED:
-            assert set(labels) == {IGNORED}
+        if targets[0] == IGNORED:
+            assert set(targets) == {IGNORED}
             assert set(tokens) == {EOS}
         else:
-            assert IGNORED not in labels
-            result.append((tokens, labels))
+            assert IGNORED not in targets
+            result.append((tokens, targets))
     assert start == len(row.input_ids)
     return result
 
 
-def check_piece(documents: list[list[int]], tokens: list[int], labels: list[int]) -> None:
-    """It is a stretch of one document, and its labels are the tokens after it."""
+def check_piece(documents: list[list[int]], tokens: list[int], targets: list[int]) -> None:
+    """It is a stretch of one document, and its targets are the tokens after it."""
     padded = [[*document, EOS] for document in documents]
     assert any(
-        document[i : i + len(tokens)] == tokens and document[i + 1 : i + 1 + len(tokens)] == labels
+        document[i : i + len(tokens)] == tokens and document[i + 1 : i + 1 + len(tokens)] == targets
         for document in padded
         for i in range(len(document) - len(tokens))
     )
@@ -68,9 +68,9 @@ def test_concatenated_rows(sizes: list[int], length: int, seed: int, shuffle: bo
         for index in range(rows.num_rows):
             row = rows.row(epoch * rows.num_rows + index)
             assert len(row.input_ids) == length
-            for tokens, labels in pieces(row):
-                check_piece(documents, tokens, labels)
-                seen.update(zip(tokens, labels, strict=True))
+            for tokens, targets in pieces(row):
+                check_piece(documents, tokens, targets)
+                seen.update(zip(tokens, targets, strict=True))
         assert seen == transitions(documents)
 
 
@@ -91,15 +91,15 @@ def test_document_streams(sizes: list[int], length: int, num_rows: int, seed: in
                 if not found:
                     assert row.reset
                     continue
-                tokens, labels = found[0]
-                check_piece(documents, tokens, labels)
-                seen.update(zip(tokens, labels, strict=True))
+                tokens, targets = found[0]
+                check_piece(documents, tokens, targets)
+                seen.update(zip(tokens, targets, strict=True))
                 if not row.reset:
                     assert tokens[0] == before
                     assert tokens[0] != EOS
                 else:
                     assert step == 0 or tokens[0] == EOS
-                before = labels[-1]
+                before = targets[-1]
         assert seen == transitions(documents)
 
 

@@ -9,15 +9,15 @@ from sdm.data.recall import pairs_at
 SMALL = RecallConfig(num_pairs=16, start_pairs=2, num_keys=32, num_values=8, batch_size=4)
 
 
-def test_labels_are_the_values_of_the_queried_keys() -> None:
+def test_targets_are_the_values_of_the_queried_keys() -> None:
     batch = recall_batch(SMALL, 16, torch.Generator().manual_seed(0))
     assert batch.input_ids.shape == (4, 48)
-    for tokens, labels in zip(batch.input_ids.tolist(), batch.labels.tolist(), strict=True):
+    for tokens, targets in zip(batch.input_ids.tolist(), batch.targets.tolist(), strict=True):
         value_of = dict(zip(tokens[0:32:2], tokens[1:32:2], strict=True))
         assert len(value_of) == 16
         assert max(value_of) < 32 <= min(value_of.values())
-        assert set(labels[:32]) == {IGNORED}
-        assert labels[32:] == [value_of[key] for key in tokens[32:]]
+        assert set(targets[:32]) == {IGNORED}
+        assert targets[32:] == [value_of[key] for key in tokens[32:]]
         assert sorted(tokens[32:]) == sorted(value_of)
 
 
@@ -25,7 +25,7 @@ def test_fewer_queries() -> None:
     config = RecallConfig(num_pairs=16, num_keys=32, num_queries=3, batch_size=2)
     batch = Recall(config, "valid").batch(0, [0, 1])
     assert batch.input_ids.shape == (2, 35)
-    assert batch.num_labels == 6
+    assert batch.num_targets == 6
 
 
 def test_curriculum() -> None:

@@ -24,13 +24,13 @@ from training.runs import text_run
 def test_token_nll() -> None:
     model = tiny_model()
     ids = torch.randint(0, VOCABULARY, (2, 12))
-    labels = ids.roll(-1, 1)
-    labels[:, -1] = -100
-    nll = token_nll(model, Batch(ids, labels))
+    targets = ids.roll(-1, 1)
+    targets[:, -1] = -100
+    nll = token_nll(model, Batch(ids, targets))
     with torch.no_grad():
-        expected = F.cross_entropy(model(ids).logits.transpose(1, 2), labels, reduction="none")
+        expected = F.cross_entropy(model(ids).logits.transpose(1, 2), targets, reduction="none")
     assert torch.allclose(nll, expected, atol=1e-5)
-    mean = likelihood(model, [Batch(ids, labels)] * 2)
+    mean = likelihood(model, [Batch(ids, targets)] * 2)
     assert mean.tokens == 44
     assert mean.nll == pytest.approx(float(expected.sum()) / 22, rel=1e-5)
     assert mean.perplexity > 1
@@ -41,7 +41,7 @@ def test_nll_by_position(tmp_path: Path) -> None:
     store = corpus.stores[0]
     batches = list(document_batches(store, 100))
     assert sum(len(batch.input_ids) for batch in batches) == int((store.lengths > 100).sum())
-    assert torch.equal(batches[0].input_ids[:, 1:], batches[0].labels[:, :-1])
+    assert torch.equal(batches[0].input_ids[:, 1:], batches[0].targets[:, :-1])
     model = tiny_model(vocab_size=257)
     edges = doubling_edges(100, 16)
     assert edges == [0, 16, 32, 64, 100]

@@ -25,16 +25,16 @@ def random_batch(rows: int, time: int, **fields: Any) -> Batch:
     return Batch(ids[:, :-1], ids[:, 1:].contiguous(), **fields)
 
 
-def batch_loss(model: SDMForCausalLM, batch: Batch, num_labels: int) -> Tensor:
-    return nll(model, batch.input_ids, batch.labels)[0] / num_labels
+def batch_loss(model: SDMForCausalLM, batch: Batch, num_targets: int) -> Tensor:
+    return nll(model, batch.input_ids, batch.targets)[0] / num_targets
 
 
 def carried_loss(
-    model: SDMForCausalLM, batch: Batch, num_labels: int, states: States | None, segment_length: int | None
+    model: SDMForCausalLM, batch: Batch, num_targets: int, states: States | None, segment_length: int | None
 ) -> tuple[Tensor, States]:
-    total, after = nll(model, batch.input_ids, batch.labels, None, states, True, segment_length)
+    total, after = nll(model, batch.input_ids, batch.targets, None, states, True, segment_length)
     assert after is not None
-    return total / num_labels, after
+    return total / num_targets, after
 
 
 def gradients(model: SDMForCausalLM, loss: Tensor) -> list[Tensor]:
@@ -71,9 +71,9 @@ def test_streams_continue_where_they_were(stack: str) -> None:
 
     long = Batch(
         torch.cat((first.input_ids[:1], second.input_ids[:1]), 1),
-        torch.cat((torch.full((1, 6), -100), second.labels[:1]), 1),
+        torch.cat((torch.full((1, 6), -100), second.targets[:1]), 1),
     )
-    alone = Batch(second.input_ids[1:], second.labels[1:])
+    alone = Batch(second.input_ids[1:], second.targets[1:])
     with torch.no_grad():
         expected = batch_loss(model, long, 1) + batch_loss(model, alone, 1)
     assert_close([loss], [expected], 1e-6)
@@ -84,14 +84,14 @@ def test_streams_continue_where_they_were(stack: str) -> None:
     assert_close([gradient], [expected_gradient], 1e-6)
 
 
-def test_few_labels_need_few_logits() -> None:
+def test_few_targets_need_few_logits() -> None:
     model = tiny_model().train().double()
     batch = random_batch(2, 9)
-    labels = torch.full_like(batch.labels, -100)
-    labels[:, 7] = batch.labels[:, 7]
-    loss = batch_loss(model, Batch(batch.input_ids, labels), 2)
+    targets = torch.full_like(batch.targets, -100)
+    targets[:, 7] = batch.targets[:, 7]
+    loss = batch_loss(model, Batch(batch.input_ids, targets), 2)
     logits = model(batch.input_ids).logits[:, 7]
-    assert_close([loss], [torch.nn.functional.cross_entropy(logits, labels[:, 7])], 1e-6)
+    assert_close([loss], [torch.nn.functional.cross_entropy(logits, targets[:, 7])], 1e-6)
 
 
 @pytest.mark.parametrize(

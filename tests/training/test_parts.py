@@ -185,8 +185,8 @@ def test_diverged_weights_do_not_push_out_good_ones(tmp_path: Path) -> None:
     )
     trainer = Trainer(config, tmp_path)
 
-    def diverge(batch: Any, num_labels: int, place: int) -> torch.Tensor:
-        return loss(batch, num_labels, place) * (100 if trainer.step >= 30 else 1)
+    def diverge(batch: Any, num_targets: int, place: int) -> torch.Tensor:
+        return loss(batch, num_targets, place) * (100 if trainer.step >= 30 else 1)
 
     loss = trainer._loss
     trainer._loss = diverge  # type: ignore[method-assign]

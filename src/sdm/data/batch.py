@@ -21,13 +21,14 @@ IGNORED = -100
 class Batch:
     """Tokens and what to predict at each of them.
 
-    Labels are already shifted: labels[b,t] is the token to predict after input_ids[b,t], also at the end of a row,
-    where the next token is known though the row does not hold it.
+    targets[b,t] is the token to predict after input_ids[b,t], also at the end of a row, where the next token is known
+    though the row does not hold it. They are not the `labels` of transformers, which a model shifts:
+    `sdm.models.likelihood.nll` takes them as they are, and so does `model(input_ids, shift_labels=batch.targets)`.
     """
 
     input_ids: Tensor
     """[B,T] int64."""
-    labels: Tensor
+    targets: Tensor
     """[B,T] int64, -100 where nothing is to be predicted."""
     cu_seqlens: Tensor | None = None
     """[documents + 1] int32 offsets of the documents packed into one row (then B = 1)."""
@@ -35,9 +36,9 @@ class Batch:
     """[B] bool, for streams: True where a row starts anew; elsewhere it continues the same row of the step before."""
 
     def __post_init__(self) -> None:
-        if self.input_ids.dim() != 2 or self.labels.shape != self.input_ids.shape:
-            shapes = f"{list(self.input_ids.shape)} and {list(self.labels.shape)}"
-            raise DataError(f"input_ids and labels must both be [B,T], got {shapes}")
+        if self.input_ids.dim() != 2 or self.targets.shape != self.input_ids.shape:
+            shapes = f"{list(self.input_ids.shape)} and {list(self.targets.shape)}"
+            raise DataError(f"input_ids and targets must both be [B,T], got {shapes}")
         if self.cu_seqlens is not None and len(self.input_ids) != 1:
             raise DataError(f"cu_seqlens packs documents into one row, got {len(self.input_ids)} rows")
         if self.reset is not None and self.reset.shape != self.input_ids.shape[:1]:
@@ -48,17 +49,17 @@ class Batch:
         return self.input_ids.numel()
 
     @property
-    def num_labels(self) -> int:
+    def num_targets(self) -> int:
         """How many positions have something to predict: what a summed loss is divided by."""
-        return int((self.labels != IGNORED).sum())
+        return int((self.targets != IGNORED).sum())
 
     def to(self, device: torch.device | str, non_blocking: bool = False) -> Batch:
         def move(x: Tensor | None) -> Tensor | None:
             return None if x is None else x.to(device, non_blocking=non_blocking)
 
         input_ids = self.input_ids.to(device, non_blocking=non_blocking)
-        labels = self.labels.to(device, non_blocking=non_blocking)
-        return Batch(input_ids, labels, move(self.cu_seqlens), move(self.reset))
+        targets = self.targets.to(device, non_blocking=non_blocking)
+        return Batch(input_ids, targets, move(self.cu_seqlens), move(self.reset))
 
     def split(self, parts: int) -> tuple[Batch, ...]:
         """Equal pieces, for gradient accumulation: by rows, or by tokens where documents are packed into one row."""
@@ -71,12 +72,12 @@ class Batch:
     def _part(self, start: int, stop: int) -> Batch:
         if self.cu_seqlens is None:
             reset = None if self.reset is None else self.reset[start:stop]
-            return Batch(self.input_ids[start:stop], self.labels[start:stop], None, reset)
+            return Batch(self.input_ids[start:stop], self.targets[start:stop], None, reset)
         first, last = torch.searchsorted(self.cu_seqlens, self.cu_seqlens.new_tensor([start, stop])).tolist()
         bounds = self.cu_seqlens[first : last + 1] - start
         if bounds[0] != 0 or bounds[-1] != stop - start:
             raise DataError(f"a packed batch can only be split between its rows, not at tokens {start} and {stop}")
-        return Batch(self.input_ids[:, start:stop], self.labels[:, start:stop], bounds)
+        return Batch(self.input_ids[:, start:stop], self.targets[:, start:stop], bounds)
 
 
 class BatchSource(Protocol):

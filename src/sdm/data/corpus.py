@@ -89,14 +89,14 @@ class Corpus:
     def batch(self, step: int, rows: Sequence[int]) -> Batch:
         drawn = [self._layout.row(step, row) for row in rows]
         input_ids = torch.stack([row.input_ids for row in drawn])
-        labels = torch.stack([row.labels for row in drawn])
+        targets = torch.stack([row.targets for row in drawn])
         if self.config.layout == "rows":
-            return Batch(input_ids, labels)
+            return Batch(input_ids, targets)
         if self.config.layout == "stream":
-            return Batch(input_ids, labels, reset=torch.tensor([row.reset for row in drawn]))
+            return Batch(input_ids, targets, reset=torch.tensor([row.reset for row in drawn]))
         lengths = torch.tensor([0, *(length for row in drawn for length in row.lengths)], dtype=torch.int32)
         cu_seqlens = lengths.cumsum(0, dtype=torch.int32)
-        return Batch(input_ids.view(1, -1), labels.view(1, -1), cu_seqlens)
+        return Batch(input_ids.view(1, -1), targets.view(1, -1), cu_seqlens)
 
     def _check_length(self) -> None:
         """Held-out text may be shorter than a sequence; training on mostly padding is a mistake."""

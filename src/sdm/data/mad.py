@@ -85,8 +85,8 @@ def selective_copying(config: MADTaskConfig, rng: Random, training: bool) -> Row
     for blanks, token in zip(blanks_before, content, strict=True):
         tokens += [blank] * blanks + [token]
     tokens.append(copy)
-    labels = dict(enumerate(content, len(tokens)))
-    return tokens + [blank] * config.num_copied, labels
+    targets = dict(enumerate(content, len(tokens)))
+    return tokens + [blank] * config.num_copied, targets
 
 
 def memorization(config: MADTaskConfig, rng: Random, training: bool) -> RowTokens:
@@ -153,12 +153,12 @@ class MAD:
     def batch(self, step: int, rows: Sequence[int]) -> Batch:
         task, training = TASKS[self.config.task], self.split == "train"
         input_ids = torch.empty(len(rows), self.sequence_length, dtype=torch.int64)
-        labels = torch.full_like(input_ids, IGNORED)
+        targets = torch.full_like(input_ids, IGNORED)
         for i, row in enumerate(rows):
             tokens, wanted = task(self.config, self._generator(step, row), training)
             input_ids[i] = torch.tensor(tokens)
-            labels[i, list(wanted)] = torch.tensor(list(wanted.values()))
-        return Batch(input_ids, labels)
+            targets[i, list(wanted)] = torch.tensor(list(wanted.values()))
+        return Batch(input_ids, targets)
 
     def _generator(self, step: int, row: int) -> Random:
         config = self.config

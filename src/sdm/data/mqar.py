@@ -1,6 +1,6 @@
 """Multi-query associative recall (MQAR) as Zoology defines it.
 
-A row begins with K pairs `key value`, all different. Each key comes once more, its value as the label there; the places
+A row begins with K pairs `key value`, all different. Each key comes once more, with its value as the target; the places
 where the keys are asked are drawn by a power law, most of them soon after the pairs, and what stands between them is
 random tokens. Token 0 is never a key; the lower half of the others are keys, the upper half of all tokens values.
 
@@ -26,7 +26,7 @@ HELD_OUT_SHARE = 8  # rows of a training batch for one of a held-out batch, whos
 def mqar_row(
     config: MQARTaskConfig, length: int, num_pairs: int, generator: torch.Generator
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Tokens [L] and labels [L]."""
+    """Tokens [L] and targets [L]."""
     half = config.vocab_size // 2
     keys_K = 1 + torch.randperm(half - 1, generator=generator)[:num_pairs]
     values_K = half + torch.randperm(config.vocab_size - half, generator=generator)[:num_pairs]
@@ -40,9 +40,9 @@ def mqar_row(
         tokens = torch.randint(config.vocab_size, (length,), generator=generator)
     tokens[: 2 * num_pairs] = torch.stack((keys_K, values_K), -1).flatten()
     tokens[asked_K] = keys_K
-    labels = torch.full_like(tokens, IGNORED)
-    labels[asked_K] = values_K
-    return tokens, labels
+    targets = torch.full_like(tokens, IGNORED)
+    targets[asked_K] = values_K
+    return tokens, targets
 
 
 class MQAR:
@@ -81,8 +81,8 @@ class MQAR:
             length, pairs = config.test_segments[segment]
             names = [(self.split, step, row) for row in rows]
         made = [mqar_row(config, length, pairs, generator_of(seed, "multi-query", *name)) for name in names]
-        tokens, labels = zip(*made, strict=True)
-        return Batch(torch.stack(tokens), torch.stack(labels))
+        tokens, targets = zip(*made, strict=True)
+        return Batch(torch.stack(tokens), torch.stack(targets))
 
     def _training_rows(self, step: int, rows: Sequence[int]) -> tuple[int, list[int]]:
         """The segment of a step and the numbers of its rows."""

@@ -24,7 +24,7 @@ class Row(NamedTuple):
     """One row of a batch."""
 
     input_ids: Tensor  # [T]
-    labels: Tensor  # [T]
+    targets: Tensor  # [T]
     lengths: list[int]  # of the pieces of documents in it, padding included
     reset: bool  # whether it starts a document, or cannot continue the one it is in
 
@@ -118,8 +118,8 @@ def _row(pieces: list[tuple[Tensor, Tensor]], sequence_length: int, padding: int
     if missing:
         pieces = [*pieces, (torch.full((missing,), padding), torch.full((missing,), IGNORED))]
         lengths.append(missing)
-    inputs, labels = zip(*pieces, strict=True)
-    return Row(torch.cat(inputs), torch.cat(labels), lengths, reset)
+    inputs, targets = zip(*pieces, strict=True)
+    return Row(torch.cat(inputs), torch.cat(targets), lengths, reset)
 
 
 def _planner(lengths: Tensor, seed: int, shuffle: bool) -> Callable[[int], Plan]:

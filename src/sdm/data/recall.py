@@ -1,7 +1,7 @@
 """Associative recall: how many pairs can a model keep apart?
 
-A row is K pairs `key value`, then queries, which are keys of the row in random order. The label of a query is the value
-of its key; nothing else is predicted. Tokens 0 ... num_keys - 1 are keys, the others values. It is a task of this
+A row is K pairs `key value`, then queries, which are keys of the row in random order. The target of a query is the
+value of its key; nothing else is predicted. Tokens 0 ... num_keys - 1 are keys, the others values. It is a task of this
 project's own: `sdm.data.mqar` is the published one.
 
 Shapes: B rows, K pairs, Q queries.
@@ -40,8 +40,8 @@ def recall_batch(config: RecallConfig, num_pairs: int, generator: torch.Generato
     asked_BQ = torch.rand(batch_size, num_pairs, generator=generator).argsort(-1)[:, :num_queries]
     pairs = torch.stack((keys_BK, values_BK), -1).flatten(1)
     input_ids = torch.cat((pairs, keys_BK.gather(1, asked_BQ)), 1)
-    labels = torch.cat((torch.full_like(pairs, IGNORED), values_BK.gather(1, asked_BQ)), 1)
-    return Batch(input_ids, labels)
+    targets = torch.cat((torch.full_like(pairs, IGNORED), values_BK.gather(1, asked_BQ)), 1)
+    return Batch(input_ids, targets)
 
 
 class Recall:
@@ -80,4 +80,4 @@ class Recall:
         generator = generator_of(config.seed, "mqar", self.split, step)  # the word is part of the rows' definition
         batch = recall_batch(replace(config, batch_size=config.batch_size * short), pairs, generator)
         chosen = (torch.tensor(rows).unsqueeze(-1) * short + torch.arange(short)).flatten()
-        return Batch(batch.input_ids[chosen], batch.labels[chosen])
+        return Batch(batch.input_ids[chosen], batch.targets[chosen])

@@ -36,7 +36,7 @@ def fuzzy_recall(config: SyntheticConfig, rng: Random) -> RowTokens:
     keys = _prefix_free_motifs(half, half, config.max_motif, rng)
     values = [tuple(half + token for token in _motif(half, config.max_motif, rng)) for _ in keys]
     tokens: list[int] = []
-    labels: dict[int, int] = {}
+    targets: dict[int, int] = {}
     seen = set()
     while True:
         pair = rng.randrange(len(keys))
@@ -44,10 +44,10 @@ def fuzzy_recall(config: SyntheticConfig, rng: Random) -> RowTokens:
             break
         tokens += keys[pair]
         if pair in seen:
-            labels.update({len(tokens) - 1 + i: token for i, token in enumerate(values[pair])})
+            targets.update({len(tokens) - 1 + i: token for i, token in enumerate(values[pair])})
         tokens += values[pair]
         seen.add(pair)
-    return tokens + [_blank(config)] * (config.length - len(tokens)), labels
+    return tokens + [_blank(config)] * (config.length - len(tokens)), targets
 
 
 def selective_copying(config: SyntheticConfig, rng: Random) -> RowTokens:
@@ -56,8 +56,8 @@ def selective_copying(config: SyntheticConfig, rng: Random) -> RowTokens:
     tokens = [_blank(config)] * (config.length - config.num_copied)
     for place, token in zip(sorted(rng.sample(range(len(tokens)), len(content))), content, strict=True):
         tokens[place] = token
-    labels = {len(tokens) + i: token for i, token in enumerate(content)}
-    return tokens + [_marker(config)] * len(content), labels
+    targets = {len(tokens) + i: token for i, token in enumerate(content)}
+    return tokens + [_marker(config)] * len(content), targets
 
 
 def compression(config: SyntheticConfig, rng: Random) -> RowTokens:
@@ -67,8 +67,8 @@ def compression(config: SyntheticConfig, rng: Random) -> RowTokens:
     a model with attention may look back here: the two are not comparable.
     """
     content = [rng.randrange(config.content) for _ in range(config.length // 2)]
-    labels = {len(content) + i: token for i, token in enumerate(content)}
-    return content + [_marker(config)] * (config.length - len(content)), labels
+    targets = {len(content) + i: token for i, token in enumerate(content)}
+    return content + [_marker(config)] * (config.length - len(content)), targets
 
 
 def memorization(config: SyntheticConfig, rng: Random) -> RowTokens:
@@ -78,8 +78,8 @@ def memorization(config: SyntheticConfig, rng: Random) -> RowTokens:
     value_of = Random(hash_of(config.seed, "memorization")).choices(range(half, config.content), k=half)
     keys = [rng.randrange(half) for _ in range(config.length // 2)]
     tokens = [token for key in keys for token in (key, _marker(config))]
-    labels = {2 * i + 1: value_of[key] for i, key in enumerate(keys)}
-    return tokens + [_blank(config)] * (config.length - len(tokens)), labels
+    targets = {2 * i + 1: value_of[key] for i, key in enumerate(keys)}
+    return tokens + [_blank(config)] * (config.length - len(tokens)), targets
 
 
 TASKS: dict[str, Callable[[SyntheticConfig, Random], RowTokens]] = {
@@ -119,13 +119,13 @@ class Synthetic:
     def batch(self, step: int, rows: Sequence[int]) -> Batch:
         task = TASKS[self.config.task]
         input_ids = torch.empty(len(rows), self.config.length, dtype=torch.int64)
-        labels = torch.full_like(input_ids, IGNORED)
+        targets = torch.full_like(input_ids, IGNORED)
         for i, row in enumerate(rows):
             tokens, wanted = task(self.config, Random(hash_of(self.config.seed, self.split, step, row)))
             input_ids[i] = torch.tensor(tokens)
             if wanted:
-                labels[i, list(wanted)] = torch.tensor(list(wanted.values()))
-        return Batch(input_ids, labels)
+                targets[i, list(wanted)] = torch.tensor(list(wanted.values()))
+        return Batch(input_ids, targets)
 
 
 def _recall(config: SyntheticConfig, rng: Random, noise: int) -> RowTokens:
@@ -137,7 +137,7 @@ def _recall(config: SyntheticConfig, rng: Random, noise: int) -> RowTokens:
     if config.task == "noisy-recall":
         rng.shuffle(is_pair)
     tokens: list[int] = []
-    labels: dict[int, int] = {}
+    targets: dict[int, int] = {}
     seen = set()
     for pair in is_pair:
         if not pair:
@@ -146,10 +146,10 @@ def _recall(config: SyntheticConfig, rng: Random, noise: int) -> RowTokens:
             continue
         key = rng.randrange(half)
         if key in seen:
-            labels[len(tokens)] = value_of[key]
+            targets[len(tokens)] = value_of[key]
         seen.add(key)
         tokens += (key, value_of[key])
-    return tokens, labels
+    return tokens, targets
 
 
 def _motif(num_tokens: int, max_length: int, rng: Random) -> tuple[int, ...]:

@@ -38,22 +38,22 @@ class Likelihood:
 
 @torch.inference_mode()
 def token_nll(model: SDMForCausalLM, batch: Batch) -> Tensor:
-    """[B,T] float32 negative log-likelihood of each label, zero where there is none. Rows stand for themselves."""
+    """[B,T] float32 negative log-likelihood of each target, zero where there is none. Rows stand for themselves."""
     if batch.reset is not None:
         raise ValueError(
             "batch.reset: the rows of a stream continue those of the batch before, whose state is not carried here; "
             'open the corpus with layout "packed" or "rows"'
         )
     batch = batch.to(next(model.parameters()).device)
-    return nll(model, batch.input_ids, batch.labels, batch.cu_seqlens, reduction="none")[0]
+    return nll(model, batch.input_ids, batch.targets, batch.cu_seqlens, reduction="none")[0]
 
 
 def likelihood(model: SDMForCausalLM, batches: Iterable[Batch]) -> Likelihood:
-    """The mean over all labels of the batches."""
+    """The mean over all targets of the batches."""
     total, tokens = 0.0, 0
     for batch in batches:
         total += float(token_nll(model, batch).double().sum())
-        tokens += batch.num_labels
+        tokens += batch.num_targets
     return Likelihood(total / max(tokens, 1), tokens)
 
 

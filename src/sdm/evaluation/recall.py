@@ -29,7 +29,7 @@ def recall_accuracy(
         while asked < queries:
             batch = recall_batch(replace(config, batch_size=ROWS), count, generator)
             right += count_right(model, batch)
-            asked += batch.num_labels
+            asked += batch.num_targets
         accuracy[count] = right / asked
     return accuracy
 
@@ -41,8 +41,8 @@ def measure(model: SDMForCausalLM, data: RecallConfig) -> dict[str, Any]:
 
 
 def count_right(model: SDMForCausalLM, batch: Batch) -> int:
-    """How many labels are the model's likeliest token."""
+    """How many targets are the model's likeliest token."""
     batch = batch.to(next(model.parameters()).device)
     hidden = model.model(input_ids=batch.input_ids, use_cache=False).last_hidden_state
-    wanted = batch.labels != IGNORED
-    return int((model.lm_head(hidden[wanted]).argmax(-1) == batch.labels[wanted]).sum())
+    wanted = batch.targets != IGNORED
+    return int((model.lm_head(hidden[wanted]).argmax(-1) == batch.targets[wanted]).sum())

@@ -65,7 +65,7 @@ def _cut(batch: Batch, model: SDMForCausalLM) -> Batch:
     if bounds is not None:
         bounds = torch.cat([bounds[bounds < length], bounds.new_tensor([length])])
     reset = None if batch.reset is None else batch.reset[:rows]
-    return Batch(batch.input_ids[:rows, :length], batch.labels[:rows, :length], bounds, reset)
+    return Batch(batch.input_ids[:rows, :length], batch.targets[:rows, :length], bounds, reset)
 
 
 def _flops(model: SDMForCausalLM, batch: Batch) -> float:

@@ -108,7 +108,7 @@ class Trainer:
 
             def loss(piece: Batch) -> Tensor:
                 self.carried = CarriedStates(1)
-                return self._loss(piece, max(piece.num_labels, 1), 0)
+                return self._loss(piece, max(piece.num_targets, 1), 0)
 
             return calibration.about(calibration.seconds_of_run(self.config, self.model, self.data, loss))
         finally:
@@ -198,7 +198,7 @@ class Trainer:
         batch = next(self.batches).to(self.device)
         factor = learning_rate_factor(self.config.schedule, self.step)
         set_learning_rate(self.optimizer, factor)
-        num_labels, loss = batch.num_labels, 0.0
+        num_targets, loss = batch.num_targets, 0.0
         before = [x.clone() for x in self.model.buffers()]
         for place, piece in enumerate(batch.split(self.config.compute.accumulation)):
             # Streams end a step that has begun: to undo it would take a copy of all the states that they carry.
@@ -207,7 +207,7 @@ class Trainer:
                 raise _Interrupted
             with self._explained(piece):
                 with self.statistics.watch(self.model) if watch_memory else contextlib.nullcontext():
-                    piece_loss = self._loss(piece, num_labels, place)
+                    piece_loss = self._loss(piece, num_targets, place)
                 piece_loss.backward()
                 loss += piece_loss.item()
         parameters = list(self.model.parameters())
@@ -228,7 +228,7 @@ class Trainer:
         for x, before in zip(self.model.buffers(), buffers, strict=True):
             x.copy_(before)
 
-    def _loss(self, batch: Batch, num_labels: int, place: int) -> Tensor:
+    def _loss(self, batch: Batch, num_targets: int, place: int) -> Tensor:
         """The loss of one piece of a batch; a stream's states are carried on to the same piece of the next step."""
         compute = self.config.compute
         segment_length = compute.segment_length if compute.checkpointing == "segment" else None
@@ -236,11 +236,11 @@ class Trainer:
             carry = batch.reset is not None
             before = None if batch.reset is None else self.carried.begin(self.model, place, batch.reset)
             total, after = nll(
-                self.model, batch.input_ids, batch.labels, batch.cu_seqlens, before, carry, segment_length
+                self.model, batch.input_ids, batch.targets, batch.cu_seqlens, before, carry, segment_length
             )
             if carry and after is not None:
                 self.carried.keep(place, after)
-            return total / max(num_labels, 1)
+            return total / max(num_targets, 1)
 
     @contextlib.contextmanager
     def _explained(self, batch: Batch) -> Iterator[None]:
@@ -259,15 +259,15 @@ class Trainer:
             return {}
         training_states, self.carried = self.carried, CarriedStates(1)
         count = self.config.monitor.validation_batches
-        total, labels = 0.0, 0
+        total, targets = 0.0, 0
         with evaluating(self.model):
             for _, batch in zip(range(count), Batches(self.held_out), strict=False):
                 # The loss is divided by one, so that batches with more to predict weigh more.
                 with self._explained(batch.to(self.device)):
                     total += self._loss(batch.to(self.device), 1, 0).item()
-                labels += batch.num_labels
+                targets += batch.num_targets
         self.carried = training_states
-        return {"valid/loss": total / max(labels, 1)}
+        return {"valid/loss": total / max(targets, 1)}
 
     def save(self) -> Path:
         """Write a checkpoint of everything that the next step depends on."""
