@@ -7,7 +7,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check --no-compile -c constraints.txt
 PYTEST := $(BIN)/python -m pytest --numprocesses auto --maxprocesses 4
-NATIVE := CMakeLists.txt $(wildcard src/sdm/native/CMakeLists.txt src/sdm/native/*.cpp src/sdm/native/*.h)
+NATIVE := CMakeLists.txt src/sdm/native/CMakeLists.txt $(wildcard $(foreach f,* */*,src/sdm/native/$(f).cpp src/sdm/native/$(f).h))
 
 .DEFAULT_GOAL := help
 .PHONY: help setup run test test-slow sanitize bench check format clean

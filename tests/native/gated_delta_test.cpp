@@ -1,5 +1,5 @@
 // The dense gated delta rule in float and double against the recurrence as it is written down.
-#include "gated_delta.h"
+#include "gated_delta_rule/rule.h"
 
 #include "testing.h"
 

@@ -1,5 +1,5 @@
 // Product-key selection against sorting all sums.
-#include "product_key.h"
+#include "product_key/topk.h"
 
 #include <algorithm>
 #include <stdexcept>

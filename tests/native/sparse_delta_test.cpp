@@ -3,7 +3,7 @@
 #include <stdexcept>
 #include <utility>
 
-#include "sparse_delta_streams.h"
+#include "sparse_delta_rule/streams.h"
 #include "testing.h"
 
 namespace testing {

@@ -4,9 +4,9 @@
 // kernels(). To add an op: a member here, its functions in a header that kernels.cpp includes.
 #pragma once
 
-#include "gated_delta.h"
-#include "product_key.h"
-#include "sparse_delta_rule.h"
+#include "gated_delta_rule/rule.h"
+#include "product_key/topk.h"
+#include "sparse_delta_rule/slabs.h"
 
 namespace sdm {
 

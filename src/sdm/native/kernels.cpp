@@ -3,13 +3,13 @@
 // Functions here must not be shared between the builds: everything lives in namespace sdm::SDM_ISA, and nothing of
 // the standard library that could be emitted out of line (containers, algorithms) is used, because the linker would
 // keep one copy of it, perhaps the one that only the newest processors can run.
-#include "gated_delta_backward_kernels.h"
-#include "gated_delta_kernels.h"
+#include "gated_delta_rule/backward_kernels.h"
+#include "gated_delta_rule/kernels.h"
 #include "kernel_table.h"
-#include "product_key_kernels.h"
+#include "product_key/kernels.h"
 #include "simd.h"
-#include "sparse_delta_backward_kernels.h"
-#include "sparse_delta_kernels.h"
+#include "sparse_delta_rule/backward_kernels.h"
+#include "sparse_delta_rule/kernels.h"
 
 #define SDM_STRING_(x) #x
 #define SDM_STRING(x) SDM_STRING_(x)

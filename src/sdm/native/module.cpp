@@ -1,9 +1,9 @@
 // The Python module sdm.native._core (stable ABI).
 #include "binding.h"
-#include "gated_delta.h"
+#include "gated_delta_rule/rule.h"
 #include "kernel_table.h"
-#include "product_key.h"
-#include "sparse_delta_python.h"
+#include "product_key/topk.h"
+#include "sparse_delta_rule/python.h"
 
 static PyMethodDef methods[] = {
     SDM_METHOD(isa_name),

@@ -8,7 +8,7 @@
 #include <cmath>
 #include <type_traits>
 
-#include "gated_delta.h"
+#include "gated_delta_rule/rule.h"
 #include "simd.h"
 
 namespace sdm {

@@ -15,7 +15,7 @@
 #include <limits>
 
 #include "memory.h"
-#include "sparse_delta_streams.h"
+#include "sparse_delta_rule/streams.h"
 
 namespace sdm {
 

@@ -12,7 +12,7 @@
 // The slot rule has no `retrieved`: dr = 0, and its callers make dk, dbeta and dg of <G_i, v> and <G_i, M_i>.
 #pragma once
 
-#include "sparse_delta_kernels.h"
+#include "sparse_delta_rule/kernels.h"
 
 namespace sdm {
 namespace SDM_ISA {

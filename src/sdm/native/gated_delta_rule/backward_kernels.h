@@ -15,7 +15,7 @@
 
 #include <cmath>
 
-#include "gated_delta_kernels.h"
+#include "gated_delta_rule/kernels.h"
 
 namespace sdm {
 namespace SDM_ISA {

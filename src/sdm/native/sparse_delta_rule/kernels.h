@@ -1,11 +1,11 @@
 // Inner loops of the sparse delta rule: one slab of channels through the whole of time. Included by kernels.cpp only.
-// sparse_delta_rule.h has the letters and the recurrence.
+// slabs.h has the letters and the recurrence.
 #pragma once
 
 #include <type_traits>
 
 #include "simd.h"
-#include "sparse_delta_rule.h"
+#include "sparse_delta_rule/slabs.h"
 
 namespace sdm {
 namespace SDM_ISA {

@@ -10,7 +10,7 @@
 
 #include <type_traits>
 
-#include "product_key.h"
+#include "product_key/topk.h"
 #include "simd.h"
 
 namespace sdm {

@@ -6,7 +6,7 @@
 #include <vector>
 
 #include "memory.h"
-#include "sparse_delta_rule.h"
+#include "sparse_delta_rule/slabs.h"
 
 namespace sdm {
 

@@ -5,7 +5,7 @@
 #include "kernel_table.h"
 #include "memory.h"
 #include "parallel.h"
-#include "sparse_delta_streams.h"
+#include "sparse_delta_rule/streams.h"
 
 namespace sdm {
 namespace {

@@ -1,4 +1,4 @@
-#include "gated_delta.h"
+#include "gated_delta_rule/rule.h"
 
 #include <algorithm>
 #include <atomic>

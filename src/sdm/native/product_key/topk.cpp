@@ -1,4 +1,4 @@
-#include "product_key.h"
+#include "product_key/topk.h"
 
 #include <algorithm>
 #include <atomic>

@@ -1,4 +1,4 @@
-// The sparse delta rule on CPUs: what the inner loops (sparse_delta_kernels.h), their callers and Python share.
+// The sparse delta rule on CPUs: what the inner loops (kernels.h, backward_kernels.h), their callers and Python share.
 //
 // Letters: H heads, N slots, D value channels, W writes and R reads per token, S channels of one slab.
 //

@@ -1,4 +1,4 @@
-// The sparse delta rule as Python sees it: pointers and numbers. sparse_delta_streams.h documents the arguments.
+// The sparse delta rule as Python sees it: pointers and numbers. streams.h documents the arguments.
 #pragma once
 
 #include <cstdint>

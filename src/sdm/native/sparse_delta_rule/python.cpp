@@ -1,11 +1,11 @@
-#include "sparse_delta_python.h"
+#include "sparse_delta_rule/python.h"
 
 #include <cmath>
 #include <limits>
 #include <stdexcept>
 #include <string>
 
-#include "sparse_delta_streams.h"
+#include "sparse_delta_rule/streams.h"
 
 namespace sdm {
 namespace {

@@ -1,4 +1,4 @@
-#include "sparse_delta_streams.h"
+#include "sparse_delta_rule/streams.h"
 
 #include <algorithm>
 #include <cmath>
@@ -9,7 +9,7 @@
 #include <string>
 
 #include "parallel.h"
-#include "sparse_delta_plan.h"
+#include "sparse_delta_rule/plan.h"
 
 namespace sdm {
 namespace {
