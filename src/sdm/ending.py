@@ -14,8 +14,8 @@ from typing import TextIO
 from sdm.errors import UserError
 
 # Not all systems have SIGHUP, which says that the terminal was closed.
-SIGNALS = [getattr(signal, name) for name in ("SIGTERM", "SIGINT", "SIGHUP") if hasattr(signal, name)]
-
+HANGUP: signal.Signals | None = getattr(signal, "SIGHUP", None)
+SIGNALS = [signal.SIGTERM, signal.SIGINT] + ([] if HANGUP is None else [HANGUP])
 
 CONTINUES = "; the same command continues"
 
@@ -96,11 +96,12 @@ def _signals_raise() -> Iterator[None]:
 
 
 class PostponedSignals:
-    """While it is entered, the first signal is only remembered; a second one ends the process at once."""
+    """While it is entered, the first signal is only remembered in `received`, and announced by its name; a second one
+    ends the process at once."""
 
-    def __init__(self) -> None:
+    def __init__(self, announce: Callable[[str], None] = lambda name: None) -> None:
         self.received: Interrupted | None = None
-        self._handling = _handling(self._remember)
+        self._announce, self._handling = announce, _handling(self._remember)
 
     def __enter__(self) -> PostponedSignals:
         self._handled = self._handling.__enter__()
@@ -112,11 +113,15 @@ class PostponedSignals:
     def _remember(self, number: int, frame: FrameType | None) -> None:
         self.received = Interrupted(number)
         for known in self._handled:
-            signal.signal(known, signal.SIG_DFL)
+            # A terminal that closes may say so twice: by its shell and by the system.
+            signal.signal(known, signal.SIG_IGN if known is HANGUP else signal.SIG_DFL)
+        # The terminal may be gone, or the signal may have come amid a line: then it goes on without a word.
+        with contextlib.suppress(OSError, RuntimeError, SystemExit):
+            self._announce(str(self.received))
 
 
 @contextlib.contextmanager
-def _handling(handler: Callable[[int, FrameType | None], None]) -> Iterator[list[int]]:
+def _handling(handler: Callable[[int, FrameType | None], None]) -> Iterator[list[signal.Signals]]:
     """Have signals handled, and say which."""
     # Only the main thread may set handlers, and what is ignored, as by nohup, stays so.
     main = threading.current_thread() is threading.main_thread()

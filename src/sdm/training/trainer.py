@@ -16,7 +16,6 @@ import time
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
-from signal import Signals
 from typing import Any
 
 import torch
@@ -25,7 +24,7 @@ from torch import Tensor
 from sdm.data.batch import Batch, BatchSource
 from sdm.data.config import CorpusConfig
 from sdm.data.loader import Batches, open_data
-from sdm.ending import silence
+from sdm.ending import Interrupted, PostponedSignals, silence
 from sdm.files import remove_leftovers
 from sdm.models import SDMForCausalLM
 from sdm.models.likelihood import nll
@@ -45,7 +44,6 @@ from sdm.training.memory_statistics import STEP_TOKENS, MemoryStatistics, evalua
 from sdm.training.monitor import Monitor
 from sdm.training.optimizer import make_optimizer, set_learning_rate, start_moments
 from sdm.training.schedule import learning_rate_factor
-from sdm.training.signals import StopSignals
 
 
 class Trainer:
@@ -95,7 +93,7 @@ class Trainer:
         self.guard = Guard(config.guard)
         self.statistics = MemoryStatistics(config.monitor.memory_tokens or STEP_TOKENS, config.monitor.memory_weighted)
         self.store = self.run_folder.checkpoints(config.checkpoint.keep)
-        self.signals = StopSignals(self._acknowledge)
+        self.signals = PostponedSignals(self._acknowledge)
         self.step, self._begun = 0, 0  # steps done, and the one that is being made
         self._speed = _Speed()
         if config.monitor.display != "none":
@@ -151,10 +149,10 @@ class Trainer:
             self.monitor.close()
         self.run_folder.release()
 
-    def _acknowledge(self, number: Signals) -> None:
+    def _acknowledge(self, name: str) -> None:
         """Say at once that a signal was heard."""
         doing = f"finishing step {self._begun}" if self._begun else "saving"
-        self.monitor.message(f"{number.name}: {doing}; again to end now")
+        self.monitor.message(f"{name}: {doing}; again to end now")
 
     def _advance(self) -> BaseException | None:
         """One step, and the measurements that are due after it. Returns what went wrong in showing them, if anything:
@@ -352,10 +350,10 @@ class _Speed:
         return speed
 
 
-def _stopped(step: int, received: Signals | None, lost: BaseException | None) -> TrainingStopped:
-    why = received.name if received is not None else f"the output is gone ({lost})"
+def _stopped(step: int, received: Interrupted | None, lost: BaseException | None) -> TrainingStopped:
+    why = str(received) if received is not None else f"the output is gone ({lost})"
     pipe = isinstance(lost, (BrokenPipeError, SystemExit)) and hasattr(signal, "SIGPIPE")
-    code = 128 + received if received is not None else 128 + signal.SIGPIPE if pipe else 1
+    code = received.exit_code if received is not None else 128 + signal.SIGPIPE if pipe else 1
     return TrainingStopped(f"{why}: stopped after step {step}, which is saved; the same command continues", code)
 
 
