@@ -8,6 +8,8 @@ import shutil
 import subprocess
 import sys
 import tomllib
+import zipfile
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -66,6 +68,28 @@ def test_no_compiler_no_core(tmp_path: Path) -> None:
     # A compiler that is installed later is found, in the same build folder.
     assert "core" not in configure(tmp_path)
     assert "_core" in (tmp_path / "build.ninja").read_text()
+
+
+BUILD = """
+import sys
+from scikit_build_core.build import build_wheel
+print(build_wheel(sys.argv[1], {"build-dir": sys.argv[1] + "/build"}))
+"""
+
+
+@pytest.mark.skipif(find_spec("scikit_build_core") is None, reason="needs scikit-build-core")
+@pytest.mark.skipif(shutil.which("cmake", path=TOOLS) is None, reason="needs cmake")
+def test_the_wheel_has_every_module_its_types_and_no_sources_of_the_core(tmp_path: Path) -> None:
+    environment = os.environ | {"PATH": TOOLS, "CXX": "/bin/false"}  # without the core: nothing to compile
+    command = [sys.executable, "-c", BUILD, str(tmp_path)]
+    subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, check=True)
+    (wheel,) = tmp_path.glob("*.whl")
+    with zipfile.ZipFile(wheel) as archive:
+        packed = {name for name in archive.namelist() if name.startswith("sdm/")}
+    files = (path for path in (ROOT / "src/sdm").rglob("*") if path.is_file() and "__pycache__" not in path.parts)
+    beside = {str(path.relative_to(ROOT / "src")) for path in files}
+    assert packed == {name for name in beside if not re.search(r"\.(cpp|h|so|pyd|dylib)$|CMakeLists\.txt$", name)}
+    assert "sdm/py.typed" in packed, "type checkers take the annotations of this package"
 
 
 WITHOUT = """

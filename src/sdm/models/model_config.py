@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
 
 import tyro
 
@@ -38,6 +38,7 @@ class ModelConfig:
         return super().__new__(cls.dataclass() if cls is ModelConfig else cls)
 
     if TYPE_CHECKING:
+        __dataclass_fields__: ClassVar[dict[str, Any]]
 
         def __init__(self, **fields: Any) -> None: ...
 
@@ -51,7 +52,7 @@ class ModelConfig:
     @classmethod
     def of(cls, config: SDMConfig) -> ModelConfig:
         """The fields of a model that exists."""
-        values = {field.name: getattr(config, field.name) for field in dataclasses.fields(cls.dataclass())}  # type: ignore[arg-type]
+        values = {field.name: getattr(config, field.name) for field in dataclasses.fields(cls.dataclass())}
         values |= {"global_layer": None, "layer_types": tuple(config.layer_types or ())}
         return cls(**values)
 
@@ -66,7 +67,7 @@ class ModelConfig:
                 f"model.vocab_size = {self.vocab_size} is smaller than the {vocab_size} tokens of the data: the "
                 "tokenizer does not match the model; leave model.vocab_size out or take the model's own tokenizer"
             )
-        fields = {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}  # type: ignore[arg-type]
+        fields = {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}
         fields |= {name: list(value) for name, value in fields.items() if isinstance(value, tuple)}
         fields["vocab_size"] = self.vocab_size or vocab_size
         if fields["layer_types"] is not None:
