@@ -204,7 +204,7 @@ def test_masked_batch_norm_ignores_padding() -> None:
     ("arguments", "message"),
     [
         ({"hidden_size": 0}, "hidden_size must be a positive integer"),
-        ({"hidden_size": 30}, "hidden_size = 30 must be divisible by 4"),
+        ({"hidden_size": 30}, "num_writes = 64 exceeds num_slots = 49"),
         ({"hidden_size": 64, "num_heads": 3}, "divisible by num_heads = 3"),
         ({"hidden_size": 64, "num_slots": 1000}, "num_slots must be a perfect square .* 961 and 1024"),
         ({"hidden_size": 64, "num_slots": 36}, "num_writes = 64 exceeds num_slots = 36"),

@@ -9,6 +9,7 @@ import pytest
 import torch
 
 import sdm
+from sdm import layers
 from tiny_models import tiny_config, tokens
 
 
@@ -32,11 +33,34 @@ def test_derived_sizes_fit_each_other(width: int, heads: int) -> None:
         sdm.SDMForCausalLM(config)
 
 
+@pytest.mark.parametrize("width", [8, 24, 64, 96, 256, 384, 512, 768, 1920])
+def test_a_layer_alone_has_the_sizes_of_one_in_a_model(width: int) -> None:
+    """What is not given follows from the width by the same rule: FullAttention(256) is that of SDMConfig(256)."""
+    kinds = {"full_attention": layers.FullAttention, "gdn": layers.GatedDeltaNet, "mamba2": layers.Mamba2}
+    kinds |= {"sliding_attention": layers.SlidingWindowAttention}
+    if width >= 32:  # 64 slots
+        kinds |= {"sdm": layers.SparseDeltaMemory, "pkm": layers.ProductKeyMemory}
+    config = sdm.SDMConfig(vocab_size=11, hidden_size=width, num_hidden_layers=len(kinds), layer_types=list(kinds))
+    with torch.device("meta"):
+        blocks = sdm.SDMModel(config).layers
+        for block, kind in zip(blocks, kinds.values(), strict=True):
+            alone, inside = kind(width), block.mixer
+            assert alone.extra_repr() == inside.extra_repr()
+            assert alone.num_heads == inside.num_heads
+            shapes = [{name: x.shape for name, x in layer.named_parameters()} for layer in (alone, inside)]
+            assert shapes[0] == shapes[1]
+
+
+def test_heads_have_at_most_128_channels_and_small_models_four_heads() -> None:
+    derived = {width: width // layers.FullAttention(width).num_heads for width in (8, 24, 64, 96, 256, 512)}
+    assert derived == {8: 2, 24: 4, 64: 16, 96: 16, 256: 64, 512: 128}
+
+
 def test_global_layers_come_every_fourth() -> None:
-    for layers in range(4, 22):
-        config = tiny_config(num_hidden_layers=layers)
-        assert [place for place, kind in enumerate(config.layer_types) if kind == "sdm"] == list(range(3, layers, 4))
-        assert config.layer_types.count("sdm") == layers // 4
+    for count in range(4, 22):
+        config = tiny_config(num_hidden_layers=count)
+        assert [place for place, kind in enumerate(config.layer_types) if kind == "sdm"] == list(range(3, count, 4))
+        assert config.layer_types.count("sdm") == count // 4
 
 
 def test_mixed_hybrid_alternates() -> None:

@@ -14,8 +14,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from sdm.layers.interface import check_input, check_positive, default_heads
+from sdm.layers.interface import check_input, check_positive
 from sdm.layers.rope import Rope, rotate, rotation
+from sdm.layers.sizes import default_heads
 from sdm.layers.state import LayerState, check_state
 from sdm.layers.streams import Streams, documents_of, streams_of
 

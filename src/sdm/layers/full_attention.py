@@ -13,8 +13,8 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from sdm.layers.attention import GatedAttention, KeyValueState, write_
-from sdm.layers.interface import default_heads
 from sdm.layers.rope import Rope
+from sdm.layers.sizes import default_heads, default_kv_heads
 from sdm.layers.streams import Streams
 
 QUERY_BLOCK = 256
@@ -37,8 +37,8 @@ class FullAttention(GatedAttention):
 
     Args:
         hidden_size: width of the input and output.
-        num_heads: None takes heads of 128 channels.
-        num_kv_heads: None takes half of num_heads, or the next smaller divisor of it.
+        num_heads: None takes heads of `default_head_dim` channels: 128 from a hidden size of 512 on.
+        num_kv_heads: None takes half of num_heads, or the nearest number that divides it.
         rope_theta: base of the rotary frequencies.
         rope: other frequencies than those of rope_theta, for scaled positions.
     """
@@ -56,7 +56,7 @@ class FullAttention(GatedAttention):
     ) -> None:
         num_heads = default_heads(hidden_size, num_heads)
         if num_kv_heads is None:
-            num_kv_heads = next(count for count in range(max(1, num_heads // 2), 0, -1) if num_heads % count == 0)
+            num_kv_heads = default_kv_heads(num_heads)
         super().__init__(hidden_size, num_heads, num_kv_heads, rope or Rope(rope_theta))
 
     def _start_capacity(self) -> int:

@@ -61,17 +61,6 @@ def check_one_of(choices: tuple[str, ...], **options: str) -> None:
             raise ValueError(f"{name} must be one of {choices}, got {option!r}")
 
 
-def default_heads(hidden_size: int, num_heads: int | None) -> int:
-    """Heads of 128 channels unless told otherwise, as in the paper's models."""
-    if num_heads is None:
-        check_positive(hidden_size=hidden_size)
-        num_heads = max(1, hidden_size // 128)
-    check_positive(hidden_size=hidden_size, num_heads=num_heads)
-    if hidden_size % num_heads:
-        raise ValueError(f"hidden_size = {hidden_size} must be divisible by num_heads = {num_heads}")
-    return num_heads
-
-
 def check_input(x: Tensor, hidden_size: int, shape: str = "[B,T,hidden_size]") -> None:
     """`shape` is "[B,hidden_size]" for a single step."""
     if not isinstance(x, Tensor):

@@ -10,9 +10,10 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from sdm.layers.gates import Float32Linear, decay_gate, reset_decay
-from sdm.layers.interface import check_input, check_positive, default_heads
+from sdm.layers.interface import check_input, check_positive
 from sdm.layers.recurrent_state import RecurrentState, start_memory
 from sdm.layers.short_convolution import ShortConvolution
+from sdm.layers.sizes import default_heads
 from sdm.layers.state import check_state
 from sdm.layers.streams import streams_of
 from sdm.ops.backends import check_backend
@@ -29,7 +30,7 @@ class Mamba2(nn.Module):
 
     Args:
         hidden_size: width of the input and output.
-        num_heads: None takes heads of 128 value channels.
+        num_heads: None takes heads of `default_head_dim` value channels: 128 from a hidden size of 512 on.
         key_dim: key channels per head (Mamba's state size); None takes half of the value channels.
         num_groups: how many different keys and queries there are for the heads to share; None gives each head its own.
         conv_size: taps of the short convolution.

@@ -13,6 +13,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from sdm.layers.interface import check_input, check_mask, check_positive
+from sdm.layers.sizes import check_slots, default_slots
 from sdm.layers.state import LayerState, check_state
 from sdm.ops import product_key_topk
 from sdm.ops.backends import check_backend
@@ -35,7 +36,7 @@ class ProductKeyMemory(nn.Module):
     Args:
         hidden_size: width of the input and output.
         num_heads: tables side by side, each with hidden_size / num_heads channels.
-        num_slots: slots per head, a perfect square.
+        num_slots: slots per head, a perfect square. None takes (hidden_size / (4 num_heads))^2, as SDM does.
         num_reads: slots read per token and head.
         table_std: scale of the table at initialisation.
         norm_eps: of the RMS norm.
@@ -46,7 +47,7 @@ class ProductKeyMemory(nn.Module):
         self,
         hidden_size: int,
         num_heads: int = 1,
-        num_slots: int = 1024,
+        num_slots: int | None = None,
         num_reads: int = 64,
         *,
         table_std: float = 0.02,
@@ -54,19 +55,15 @@ class ProductKeyMemory(nn.Module):
         backend: str = "auto",
     ) -> None:
         super().__init__()
-        check_positive(hidden_size=hidden_size, num_heads=num_heads, num_slots=num_slots, num_reads=num_reads)
+        check_positive(hidden_size=hidden_size, num_heads=num_heads, num_reads=num_reads)
         check_backend(backend, "product_key_topk")
-        side = math.isqrt(num_slots)
-        if hidden_size % num_heads:
-            raise ValueError(f"hidden_size = {hidden_size} must be divisible by num_heads = {num_heads}")
-        if side * side != num_slots:
-            raise ValueError(f"num_slots must be a perfect square (product keys), got {num_slots}")
-        if num_reads > num_slots:
-            raise ValueError(f"num_reads = {num_reads} exceeds num_slots = {num_slots}; lower it or add slots")
+        num_slots = default_slots(hidden_size, num_heads) if num_slots is None else num_slots
+        check_positive(num_slots=num_slots)
+        check_slots(hidden_size, {"num_heads": num_heads}, {"num_slots": num_slots}, num_reads=num_reads)
         self.hidden_size, self.num_heads, self.num_slots, self.num_reads = hidden_size, num_heads, num_slots, num_reads
         self.table_std, self.backend = table_std, backend
         self.head_dim = hidden_size // num_heads
-        self.query_proj = nn.Linear(hidden_size, num_heads * 2 * side, bias=False)
+        self.query_proj = nn.Linear(hidden_size, num_heads * 2 * math.isqrt(num_slots), bias=False)
         self.table = nn.Parameter(torch.empty(num_heads * num_slots, self.head_dim))
         self.gate_proj = nn.Linear(hidden_size, hidden_size, bias=False)
         self.output_norm = nn.RMSNorm(self.head_dim, eps=norm_eps)

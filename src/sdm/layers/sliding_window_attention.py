@@ -27,7 +27,7 @@ class SlidingWindowAttention(GatedAttention):
 
     Args:
         hidden_size: width of the input and output.
-        num_heads: None takes heads of 128 channels.
+        num_heads: None takes heads of `default_head_dim` channels: 128 from a hidden size of 512 on.
         window: how many tokens a token sees, itself included.
         rope_theta: base of the rotary frequencies.
         rope: other frequencies than those of rope_theta, for scaled positions.

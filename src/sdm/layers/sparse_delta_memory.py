@@ -17,6 +17,7 @@ from sdm.layers.gates import Float32Linear, decay_gate, reset_decay
 from sdm.layers.interface import check_input, check_mask, check_one_of, check_positive
 from sdm.layers.masked_batch_norm import MaskedBatchNorm
 from sdm.layers.recurrent_state import start_memory
+from sdm.layers.sizes import check_slots, default_slots
 from sdm.layers.state import LayerState, check_state
 from sdm.ops import product_key_topk, sparse_delta_rule, sparse_delta_step_
 from sdm.ops.backends import check_backend
@@ -92,18 +93,16 @@ class SparseDeltaMemory(nn.Module):
         check_one_of(WEIGHTINGS, weighting=weighting)
         check_one_of(OUTPUT_GATES, output_gate=output_gate)
         check_backend(backend, "sparse_delta_rule", "product_key_topk")
-        if hidden_size % num_heads:
-            raise ValueError(f"hidden_size = {hidden_size} must be divisible by num_heads = {num_heads}")
         if not temperature > 0:
             raise ValueError(f"temperature must be positive, got {temperature}")
         if initial_state_std < 0:
             raise ValueError(f"initial_state_std must not be negative, got {initial_state_std}")
         self.hidden_size, self.num_heads = hidden_size, num_heads
-        self.num_slots = _slots(num_slots, hidden_size, num_heads)
+        self.num_slots = default_slots(hidden_size, num_heads) if num_slots is None else num_slots
+        check_positive(num_slots=self.num_slots)
         self.num_writes, self.num_reads = num_writes, num_reads
-        for name, count in (("num_writes", num_writes), ("num_reads", num_reads)):
-            if count > self.num_slots:
-                raise ValueError(f"{name} = {count} exceeds num_slots = {self.num_slots}; lower it or add slots")
+        counts = {"num_writes": num_writes, "num_reads": num_reads}
+        check_slots(hidden_size, {"num_heads": num_heads}, {"num_slots": self.num_slots}, **counts)
         self.head_dim = hidden_size // num_heads
         self.initial_state_std = initial_state_std
         self.update, self.weighting, self.temperature = update, weighting, temperature
@@ -263,21 +262,3 @@ def _table(state: MemoryTable | Tensor) -> MemoryTable:
     if not isinstance(state, MemoryTable):
         raise TypeError(f"state must be a MemoryTable, a tensor or None, got {type(state).__name__}")
     return state
-
-
-def _slots(num_slots: int | None, hidden_size: int, num_heads: int) -> int:
-    if num_slots is None:
-        if hidden_size % (4 * num_heads):
-            raise ValueError(
-                f"hidden_size = {hidden_size} must be divisible by 4 * num_heads = {4 * num_heads} for the default "
-                "num_slots = (hidden_size / (4 num_heads))^2; pass num_slots"
-            )
-        return (hidden_size // (4 * num_heads)) ** 2
-    check_positive(num_slots=num_slots)
-    side = math.isqrt(num_slots)
-    if side * side != num_slots:
-        raise ValueError(
-            f"num_slots must be a perfect square (product keys address sqrt(N) x sqrt(N) slots), got {num_slots}; "
-            f"the nearest are {side**2} and {(side + 1) ** 2}"
-        )
-    return num_slots

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, get_args
 from huggingface_hub.dataclasses import strict, type_validator
 from transformers import GenerationConfig, PreTrainedConfig
 
+from sdm.layers.sizes import default_head_dim
 from sdm.models import config_file
 from sdm.models.fields import Field, documented_fields
 from sdm.models.layer_types import LAYER_TYPES, layer_fields, layer_names
@@ -266,10 +267,7 @@ class SDMConfig(PreTrainedConfig):
                     )
                 self.head_dim = width // self.num_attention_heads
             else:
-                sizes = [size for size in (128, 64, 32, 16, 8, 4, 2) if width % size == 0]
-                if not sizes:
-                    raise ValueError(f"hidden_size must be even (rotary embeddings turn pairs), got {width}")
-                self.head_dim = next((size for size in sizes if width // size >= 4), sizes[-1])
+                self.head_dim = default_head_dim(width)
         if self.num_attention_heads is None:
             if width % self.head_dim:
                 raise ValueError(f"hidden_size = {width} must be divisible by head_dim = {self.head_dim}")
@@ -280,7 +278,9 @@ class SDMConfig(PreTrainedConfig):
                 f"hidden_size = {width}"
             )
         if self.head_dim % 2:
-            raise ValueError(f"head_dim must be even (rotary embeddings turn pairs), got {self.head_dim}")
+            raise ValueError(
+                f"head_dim must be even (rotary embeddings turn pairs), got {self.head_dim} with hidden_size = {width}"
+            )
 
 
 def model_fields() -> dict[str, Field]:

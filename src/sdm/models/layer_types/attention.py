@@ -8,6 +8,7 @@ from typing import Any
 from torch import nn
 
 from sdm.layers import FullAttention, SlidingWindowAttention
+from sdm.layers.sizes import default_kv_heads
 from sdm.models.layer_cost import LayerCost
 from sdm.models.layer_types.base import LayerType, check_sizes
 from sdm.models.rope import rope_of
@@ -58,8 +59,7 @@ class FullAttentionType(LayerType):
         check_sizes(config, "num_key_value_heads")
         heads = config.num_attention_heads
         if config.num_key_value_heads is None:
-            divisors = [count for count in range(1, heads + 1) if heads % count == 0]
-            config.num_key_value_heads = min(divisors, key=lambda count: abs(2 * count - heads))
+            config.num_key_value_heads = default_kv_heads(heads)
         elif heads % config.num_key_value_heads:
             raise ValueError(
                 f"num_attention_heads = {heads} must be divisible by num_key_value_heads = {config.num_key_value_heads}"

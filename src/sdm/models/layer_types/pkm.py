@@ -9,6 +9,7 @@ from typing import Any
 from torch import nn
 
 from sdm.layers import ProductKeyMemory
+from sdm.layers.sizes import check_slots, default_slots
 from sdm.models.layer_cost import LayerCost, selection_flops
 from sdm.models.layer_types.base import LayerType, check_sizes
 
@@ -33,16 +34,10 @@ class ProductKeyType(LayerType):
 
     def derive(self, config: Any) -> None:
         check_sizes(config, "pkm_heads", "pkm_slots", "pkm_reads")
-        if config.pkm_slots is None:
-            config.pkm_slots = max(1, config.hidden_size // (4 * config.pkm_heads)) ** 2
-        if config.pkm_reads is None:
-            config.pkm_reads = min(64, config.pkm_slots)
-        if math.isqrt(config.pkm_slots) ** 2 != config.pkm_slots:
-            raise ValueError(f"pkm_slots must be a perfect square (product keys), got {config.pkm_slots}")
-        if config.pkm_reads > config.pkm_slots:
-            raise ValueError(f"pkm_reads = {config.pkm_reads} exceeds pkm_slots = {config.pkm_slots}")
-        if config.hidden_size % config.pkm_heads:
-            raise ValueError(f"hidden_size = {config.hidden_size} must be divisible by pkm_heads = {config.pkm_heads}")
+        width, heads = config.hidden_size, config.pkm_heads
+        config.pkm_slots = config.pkm_slots or default_slots(width, heads)
+        config.pkm_reads = config.pkm_reads or min(64, config.pkm_slots)
+        check_slots(width, {"pkm_heads": heads}, {"pkm_slots": config.pkm_slots}, pkm_reads=config.pkm_reads)
 
     def build(self, config: Any) -> nn.Module:
         return ProductKeyMemory(

@@ -9,6 +9,7 @@ from typing import Any, Literal
 from torch import nn
 
 from sdm.layers import SparseDeltaMemory
+from sdm.layers.sizes import check_slots, default_slots
 from sdm.models.layer_cost import LayerCost, selection_flops
 from sdm.models.layer_types.base import LayerType, check_choices, check_numbers, check_sizes
 from sdm.models.layer_types.shared import (
@@ -69,23 +70,12 @@ class SparseMemoryType(LayerType):
             memory_weighting=("softmax", "l2"),
             memory_output_gate=("sigmoid", "silu"),
         )
-        heads = config.num_memory_heads
-        if config.hidden_size % heads:
-            raise ValueError(f"hidden_size = {config.hidden_size} must be divisible by num_memory_heads = {heads}")
-        if config.num_slots is None:
-            config.num_slots = max(1, config.hidden_size // (4 * heads)) ** 2
-        side = math.isqrt(config.num_slots)
-        if side * side != config.num_slots:
-            raise ValueError(
-                f"num_slots must be a perfect square (product keys), got {config.num_slots}; the nearest are {side**2} "
-                f"and {(side + 1) ** 2}"
-            )
-        for name in ("num_writes", "num_reads"):
-            count = getattr(config, name)
-            if count is None:
-                setattr(config, name, min(64, config.num_slots))
-            elif count > config.num_slots:
-                raise ValueError(f"{name} = {count} exceeds num_slots = {config.num_slots}; lower it or add slots")
+        width, heads = config.hidden_size, config.num_memory_heads
+        config.num_slots = config.num_slots or default_slots(width, heads)
+        config.num_writes = config.num_writes or min(64, config.num_slots)
+        config.num_reads = config.num_reads or min(64, config.num_slots)
+        counts = {"num_writes": config.num_writes, "num_reads": config.num_reads}
+        check_slots(width, {"num_memory_heads": heads}, {"num_slots": config.num_slots}, **counts)
 
     def build(self, config: Any) -> nn.Module:
         layer = SparseDeltaMemory(
