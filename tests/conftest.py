@@ -8,6 +8,10 @@ from collections.abc import Iterator
 import pytest
 import torch
 
+if not torch.cuda.is_available():
+    # Kernels for GPUs are run by Triton's interpreter. It must know before Triton is imported.
+    os.environ.setdefault("TRITON_INTERPRET", "1")
+
 if "PYTEST_XDIST_WORKER" in os.environ:
     # The workers share the cores; tests of threads set their own number.
     torch.set_num_threads(1)

@@ -38,22 +38,31 @@ class Backend:
     """Serves a call."""
     step_: Any = None
     """Serves a call of a single step, if it can."""
-    device: str | None = None
-    """The kind of device that it works on; None is any."""
+    device: str | tuple[str, ...] | None = None
+    """The kinds of device that it works on; None is any."""
     missing: str = ""
     """Why this machine does not have it, if so."""
     refuses: Callable[[Any], str | None] = lambda call: None
     """Why it cannot serve a call on its device, if so."""
+    says_missing: bool = False
+    """Whether calls on its device are told that it is missing, unless the import says it or nobody expects it."""
 
-    def obstacle(self, call: Call) -> str | None:
-        """Why it cannot serve this call, or None."""
-        if self.missing:
-            return self.missing
-        if self.device is not None and self.device != call.device.type:
-            return f"it works on {self.device} tensors, got {call.device}"
+    def obstacle(self, call: Call, named: bool = True) -> str | None:
+        """Why it cannot serve this call, which names it or leaves the choice to "auto"; or None."""
+        obstacle = self.missing or self.device_obstacle(call, named)
+        if obstacle:
+            return obstacle
         if call.single_step and self.step_ is None:
             return "it has no single steps"
         return self.refuses(call)
+
+    def device_obstacle(self, call: Call, named: bool) -> str | None:
+        """Why it cannot work where the tensors are, or None."""
+        return None if self.is_for(call.device) else f"it works on {self.device} tensors, got {call.device}"
+
+    def is_for(self, device: torch.device) -> bool:
+        """Whether one expects it to serve calls on this device."""
+        return self.device is None or device.type in ((self.device,) if isinstance(self.device, str) else self.device)
 
 
 BACKENDS: dict[str, list[Backend]] = {}
@@ -73,16 +82,15 @@ def serve(op: str, name: str, call: Call) -> Any:
     for backend in backends:
         if not auto and name != backend.name:
             continue
-        obstacle = backend.obstacle(call)
+        obstacle = backend.obstacle(call, named=not auto)
         if obstacle is None:
             if slower_than:
                 _say_once(f'backend "{backend.name}", slower than {slower_than}')
             return (backend.step_ if call.single_step else backend.run)(call)
         if not auto:
-            able = " or ".join(f'"{other.name}"' for other in backends if other.obstacle(call) is None)
+            able = " or ".join(f'"{other.name}"' for other in backends if other.obstacle(call, named=False) is None)
             raise ValueError(f'backend "{name}" cannot serve this call: {obstacle}; use "auto" or {able}')
-        # What is not installed was said at import, and nobody expects a kernel for another device.
-        if not slower_than and not backend.missing and backend.device in (None, call.device.type):
+        if not slower_than and backend.is_for(call.device) and (backend.says_missing or not backend.missing):
             slower_than = f'"{backend.name}", serves this call: {obstacle}'
     raise ValueError(f"no backend of {op} can serve this call: the tokens are on {call.device}, in {call.dtype}")
 

@@ -1,0 +1,36 @@
+"""Which calls a Triton backend takes."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from sdm.ops.backends import Backend, Call
+from sdm.ops.triton.availability import interpreting, missing_because, version
+from sdm.ops.triton.launch import recording
+
+GPUS = ("cuda", "xpu")
+"""Kinds of device that Triton compiles for; torch calls AMD's cuda too."""
+
+
+@dataclass(eq=False, kw_only=True)
+class TritonBackend(Backend):
+    """Works on GPUs. A CPU call is taken where it asks for it by name and the interpreter is on, a call without memory
+    (meta tensors) where launches are recorded."""
+
+    name: str = "triton"
+    device: str | tuple[str, ...] | None = GPUS
+    missing: str = missing_because(version())
+    says_missing: bool = True
+
+    def device_obstacle(self, call: Call, named: bool) -> str | None:
+        kind = call.device.type
+        if kind in GPUS or (kind == "meta" and recording()):
+            return None
+        if named and kind == "cpu":
+            if interpreting():
+                return None
+            return (
+                f"it works on {' and '.join(GPUS)} tensors, got {call.device}; to run its kernels on the CPU, slowly, "
+                "start Python with TRITON_INTERPRET=1"
+            )
+        return f"it works on {' and '.join(GPUS)} tensors, got {call.device}"

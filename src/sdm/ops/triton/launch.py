@@ -1,0 +1,120 @@
+"""Every kernel is launched by `launch`, so that launches can be looked at, or recorded without running.
+
+On tensors without memory (meta and fake ones) nothing runs. The function that launches an op's kernels is therefore
+also its own shape function, `register_fake(host)`, and on meta tensors its launches are recorded at any size::
+
+    with record() as launches:
+        sparse_delta_rule(*meta_tensors, backend="triton")
+
+It may look at shapes, never at values: what would wait for the GPU raises on a meta tensor.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, nullcontext
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+from torch._subclasses.fake_tensor import FakeTensor
+
+ALIGNMENT = 16  # bytes; Triton compiles another kernel for pointers that are not multiples of it
+LARGEST_GRID = (2**31 - 1, 65535, 65535)  # of CUDA and ROCm
+
+
+class Pointer(NamedTuple):
+    """What a kernel is compiled for when an argument is a tensor."""
+
+    dtype: torch.dtype
+    aligned: bool
+
+
+@dataclass(frozen=True)
+class Launch:
+    """One launch of a kernel."""
+
+    kernel: Any
+    grid: tuple[int, ...]
+    arguments: dict[str, Any]
+    """By the names of the kernel; a tensor is a Pointer."""
+    options: dict[str, Any] = field(default_factory=dict)
+    """num_warps, num_stages and the like."""
+
+    @property
+    def name(self) -> str:
+        return str(self.kernel.__name__)
+
+
+_observers: list[Callable[[Launch], None]] = []
+
+
+def recording() -> bool:
+    """Whether launches are being recorded."""
+    return bool(_observers)
+
+
+@contextmanager
+def observe(observer: Callable[[Launch], None]) -> Iterator[None]:
+    """Tell the observer of each launch, before it happens."""
+    _observers.append(observer)
+    try:
+        yield
+    finally:
+        _observers.remove(observer)
+
+
+@contextmanager
+def record() -> Iterator[list[Launch]]:
+    """The launches of a block. On meta tensors nothing else happens."""
+    launches: list[Launch] = []
+    with observe(launches.append):
+        yield launches
+
+
+def launch(kernel: Any, grid: tuple[int, ...], *arguments: Any, **keywords: Any) -> None:
+    """`kernel[grid](*arguments, **keywords)`, on the device of its tensors. An empty grid is no launch."""
+    if any(size == 0 for size in grid):
+        return
+    for size, largest in zip(grid, LARGEST_GRID, strict=False):
+        if size > largest:
+            raise ValueError(f"the grid of {kernel.__name__} is {grid}, but a GPU takes at most {LARGEST_GRID}")
+    if _observers:
+        seen = _describe(kernel, grid, arguments, keywords)
+        for observer in tuple(_observers):
+            observer(seen)
+    first = next(x for x in (*arguments, *keywords.values()) if isinstance(x, Tensor))
+    if first.is_meta or isinstance(first, FakeTensor):
+        return
+    with _current_device(first.device):
+        kernel[grid](*arguments, **keywords)
+
+
+def _describe(kernel: Any, grid: tuple[int, ...], arguments: tuple[Any, ...], keywords: dict[str, Any]) -> Launch:
+    named = dict(zip(kernel.arg_names, arguments, strict=False)) | keywords
+    described = {name: _argument(x) for name, x in named.items()}
+    return Launch(
+        kernel,
+        grid,
+        {name: described[name] for name in kernel.arg_names if name in described},
+        {name: x for name, x in described.items() if name not in kernel.arg_names},
+    )
+
+
+def _argument(x: Any) -> Any:
+    if not isinstance(x, Tensor):
+        return x
+    # A tensor without memory lies where an allocator would put it, but for the start of a view.
+    without_memory = x.is_meta or isinstance(x, FakeTensor)
+    address = x.storage_offset() * x.element_size() if without_memory else x.data_ptr()
+    return Pointer(x.dtype, address % ALIGNMENT == 0)
+
+
+def _current_device(device: torch.device) -> Any:
+    """Kernels go to the current device, which is not always that of the tensors."""
+    if device.type == "cuda" and device.index != torch.cuda.current_device():
+        return torch.cuda.device(device)
+    if device.type == "xpu" and device.index != torch.xpu.current_device():
+        return torch.xpu.device(device)
+    return nullcontext()
