@@ -15,17 +15,17 @@ import sdm
 
 ROOT = Path(sdm.__file__).parent
 
-# Who may import whom: a package may import those in its own set, and itself. `errors`, `files` and `ending` are
-# single modules.
+# Who may import whom: a package may import those in its own set, and itself. `errors`, `files`, `ending` and `ranks`
+# are single modules.
 MAY_IMPORT: dict[str, set[str]] = {
     "native": set(),
     "ops": {"native"},
     "layers": {"ops"},
     "data": {"errors", "files"},
     "models": {"layers", "ops", "errors", "files"},
-    "run": {"models", "layers", "ops", "data", "errors", "files", "ending"},
-    "training": {"run", "models", "layers", "ops", "data", "errors", "files", "ending"},
-    "evaluation": {"run", "models", "layers", "ops", "data", "errors"},
+    "run": {"models", "layers", "ops", "data", "errors", "files", "ending", "ranks"},
+    "training": {"run", "models", "layers", "ops", "data", "errors", "files", "ending", "ranks"},
+    "evaluation": {"run", "models", "layers", "ops", "data", "errors", "ranks"},
     "analysis": {"run", "models", "layers", "ops", "data", "files"},
     "recipes": {"training", "run", "models", "layers", "ops", "data"},
     "experiments": {"recipes", "training", "run", "evaluation", "analysis", "models", "ops", "data", "files", "ending"},

@@ -15,7 +15,6 @@ from sdm.data import Batch
 from sdm.models import SDMForCausalLM
 from sdm.models.likelihood import States, nll
 from sdm.training import ComputeConfig, MonitorConfig, Trainer
-from sdm.training.carried import begin_streams
 from tiny_models import VOCABULARY, tiny_config, tiny_model
 from training.runs import MODEL, assert_same, recall_run, text_run, train
 
@@ -30,9 +29,14 @@ def batch_loss(model: SDMForCausalLM, batch: Batch, num_targets: int) -> Tensor:
 
 
 def carried_loss(
-    model: SDMForCausalLM, batch: Batch, num_targets: int, states: States | None, segment_length: int | None
+    model: SDMForCausalLM,
+    batch: Batch,
+    num_targets: int,
+    states: States | None,
+    segment_length: int | None,
+    begins: Tensor | None = None,
 ) -> tuple[Tensor, States]:
-    total, after = nll(model, batch.input_ids, batch.targets, None, states, True, segment_length)
+    total, after = nll(model, batch.input_ids, batch.targets, None, states, True, segment_length, begins=begins)
     assert after is not None
     return total / num_targets, after
 
@@ -60,14 +64,15 @@ def test_shifted_keys_in_segments() -> None:
     assert_close([loss, *gradients(model, loss)], [whole, *gradients(model, whole)], 1e-6)
 
 
+@pytest.mark.parametrize("segment_length", [None, 3])
 @pytest.mark.parametrize("stack", ["sdm", "all_recurrent"])
-def test_streams_continue_where_they_were(stack: str) -> None:
+def test_streams_continue_where_they_were(stack: str, segment_length: int | None) -> None:
     """Two steps are one long row, where a row goes on; where it starts anew, they are two rows."""
     model = tiny_model(stack).train().double()
     first, second = random_batch(2, 6), random_batch(2, 7)
-    _, states = carried_loss(model, first, 1, begin_streams(model, None, torch.tensor([True, True])), None)
-    before = begin_streams(model, states, torch.tensor([False, True]))
-    loss, _ = carried_loss(model, second, 1, before, None)
+    _, states = carried_loss(model, first, 1, None, None)
+    states = [state.map(Tensor.detach) for state in states]
+    loss, _ = carried_loss(model, second, 1, states, segment_length, torch.tensor([False, True]))
 
     long = Batch(
         torch.cat((first.input_ids[:1], second.input_ids[:1]), 1),

@@ -108,7 +108,7 @@ def test_guard_stops_at_a_lasting_spike_only() -> None:
         guard.check(40, 9.0, 1.0, model, str)
         guard.check(41, 2.0, 1.0, model, str)
     again = Guard(guard.config)
-    again.load_state_dict(json.loads(json.dumps(guard.state_dict())))
+    again.take(json.loads(json.dumps(guard.note())), {})
     for one in (guard, again):
         one.check(42, 9.0, 1.0, model, str)
         one.check(43, 9.0, 1.0, model, str)

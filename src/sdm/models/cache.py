@@ -31,6 +31,7 @@ class LayerCache(CacheLayerMixin):
         self.layer_type = layer_type
         self.is_sliding = layer_type == "sliding_attention"
         self.state: LayerState | None = None
+        self.begins: Tensor | None = None  # [B], rows whose streams begin anew at the next tokens
         self.length = 0
         self._steps: bool | None = None
 
@@ -38,6 +39,10 @@ class LayerCache(CacheLayerMixin):
         """Run `layer` on x [B,T,hidden_size] behind the tokens seen so far, and remember where it got to."""
         if self.state is not None and x.shape[0] != self.batch_size:
             raise ValueError(f"past_key_values holds {self.batch_size} rows, but the input has {x.shape[0]}")
+        if self.state is not None and self.begins is not None:
+            # Here, where the layer runs: wrapped layers (FSDP) have their weights inside of the forward pass only.
+            self.state = self.state.restarted(self.begins, layer.start_state(len(x), learn=True))
+            self.begins = None
         one_token = x.shape[1] == 1 and attention_mask is None
         if self._steps is None:
             self._steps = _can_step(layer)

@@ -32,6 +32,7 @@ def nll(
     carry: bool = False,
     segment_length: int | None = None,
     reduction: Reduction = "sum",
+    begins: Tensor | None = None,
 ) -> tuple[Tensor, States | None]:
     """What the model makes of the targets [B,T], and with `carry` the states after the last token.
 
@@ -39,6 +40,7 @@ def nll(
         targets: the token to predict after each of input_ids, -100 where there is none.
         cu_seqlens: offsets of documents packed into one row, which neither have states nor are cut into segments.
         states: one per layer, to begin from; None: the streams begin.
+        begins: [B], the rows that begin anew in spite of the states; learned initial states get a gradient from them.
         segment_length: cuts time into segments of which only the states in between are kept: backward computes each
             segment again when it gets there. Gradients pass through the states, so that nothing is truncated and the
             result is that of the whole; memory is that of one segment, whatever T.
@@ -50,23 +52,28 @@ def nll(
         hidden = model.model(input_ids=input_ids, cu_seqlens=cu_seqlens, use_cache=False).last_hidden_state
         return _head_nll(model, hidden, targets, reduction), None
 
-    def segment(input_ids: Tensor, targets: Tensor, before: States | None) -> tuple[Tensor, States]:
+    def segment(
+        input_ids: Tensor, targets: Tensor, before: States | None, begins: Tensor | None
+    ) -> tuple[Tensor, States]:
         cache = SDMCache(model.config)
         if before is not None:
             for layer, state in zip(cache.layers, before, strict=True):
-                layer.state = state
+                layer.state, layer.begins = state, begins
         hidden = model.model(input_ids=input_ids, past_key_values=cache, use_cache=True).last_hidden_state
         after = [layer.state for layer in cache.layers if layer.state is not None]
         return _head_nll(model, hidden, targets, reduction), after
 
     if segment_length is None:
-        return segment(input_ids, targets, states)
+        return segment(input_ids, targets, states, begins)
     found = []
     for ids, wanted in zip(input_ids.split(segment_length, 1), targets.split(segment_length, 1), strict=True):
         if torch.is_grad_enabled():
-            piece, states = checkpoint(segment, ids, wanted, states, use_reentrant=False, preserve_rng_state=False)
+            piece, states = checkpoint(
+                segment, ids, wanted, states, begins, use_reentrant=False, preserve_rng_state=False
+            )
         else:
-            piece, states = segment(ids, wanted, states)
+            piece, states = segment(ids, wanted, states, begins)
+        begins = None  # what follows goes on
         found.append(piece)
     return torch.stack(found).sum() if reduction == "sum" else torch.cat(found, 1), states
 

@@ -1,83 +1,91 @@
-"""Checkpoints that are complete or not there, and are checked before they are used.
+"""The checkpoints of a run: the newest ones are kept, and the newest one that is whole is continued from.
 
-Tensors are written by torch's distributed checkpoint, one file per rank, so that a run can go on with another number
-of ranks. Its safetensors storage is used instead of the default one, whose metadata is a pickle: loading a pickle runs
-whatever code it holds, and no checksum helps against a file that was made to do harm. Everything else is JSON.
-
-    step-00000100/
-      shard-00001-model-00001-of-00001.safetensors
-      state.json      step, position in the data, configuration, ...
-      manifest.json   size and SHA-256 of the other files
+Ranks write one checkpoint together and read it together, whatever their number was when it was written. The first rank
+draws the folder's temporary name, writes what is not a tensor, and gives the folder its name once all have finished.
 """
 
 from __future__ import annotations
 
 import contextlib
-import os
 import re
-import warnings
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
-import torch.distributed.checkpoint as dcp
 from safetensors import SafetensorError
 from torch import Tensor
 from torch.distributed.checkpoint.api import CheckpointException
-from torch.distributed.checkpoint.filesystem import FileSystem
-from torch.distributed.checkpoint.hf_storage import HuggingFaceStorageReader, HuggingFaceStorageWriter
 
-from sdm.files import DamagedFile, new_folder, read_json, remove_folder, remove_leftovers, write_json
-from sdm.models.manifest import MANIFEST, file_entry, read_manifest, write_manifest
-from sdm.run.errors import TrainingError
+from sdm.files import new_folder, remove_folder, remove_leftovers, write_json
+from sdm.models.manifest import MANIFEST, file_entry
+from sdm.ranks import ALONE, RankError, Ranks
+from sdm.run.checkpoint_folder import (
+    FORMAT,
+    STATE,
+    CheckpointError,
+    ForeignFileError,
+    check_own,
+    load_tensors,
+    read_entries,
+    read_state,
+    reason,
+    save_tensors,
+    verify,
+)
 
-FORMAT = 1
-STATE = "state.json"
+__all__ = ["CheckpointError", "CheckpointStore", "ForeignFileError", "verify"]
+
 TRIES = 100  # readings of checkpoints that a running process replaces
 _NAME = re.compile(r"step-(\d{8,})")
 _LEFTOVER = re.compile(r"\.(step-\d{8,})-[0-9a-f]{8}")
-_SHARD = re.compile(r"shard-\d+-model-\d+-of-\d+\.safetensors")
-
-
-class CheckpointError(TrainingError):
-    """A checkpoint cannot be written or read."""
-
-
-class ForeignFileError(TrainingError):
-    """There is a file among the checkpoints that is not theirs. It is neither read nor removed."""
-
-    def __init__(self, file: Path) -> None:
-        super().__init__(f"{file} is not of this checkpoint ({MANIFEST} does not name it); move it elsewhere")
 
 
 class CheckpointStore:
-    """The checkpoints of a run, the last `keep` of them."""
+    """The checkpoints of a run, the last `keep` of them. What is said to be done by ranks, all of them call."""
 
-    def __init__(self, folder: Path, keep: int = 2) -> None:
-        self.folder, self.keep = folder, keep
+    def __init__(self, folder: Path, keep: int = 2, ranks: Ranks = ALONE) -> None:
+        self.folder, self.keep, self._ranks = folder, keep, ranks
         self._current: int | None = None  # the step that was saved or taken up last
 
     def save(self, step: int, tensors: dict[str, Tensor], state: dict[str, Any], prune: bool = True) -> Path:
-        """Write a checkpoint and, with `prune`, drop those that are too old. On failure they are all still there."""
-        path = self.path(step)
+        """Write a checkpoint and, with `prune`, drop those that are too old. On failure they are all still there.
+        By ranks: each writes its shares of the tensors; the state is that of the first."""
+        path, ranks = self.path(step), self._ranks
         if step == self._current:
             return path  # the same step of the same run is the same state
-        try:
+
+        def begin() -> Path:
             self._remove(step)  # if there is one, it is damaged: the run would have gone on from it
-            with new_folder(path) as temporary:
-                _save_tensors(temporary, tensors)
-                write_json(temporary / STATE, {"format": FORMAT, "step": step} | state)
-                write_manifest(temporary)
-        except (OSError, ForeignFileError, CheckpointException, SafetensorError) as error:
+            return stack.enter_context(new_folder(path))
+
+        def complete() -> None:
+            write_json(temporary / STATE, {"format": FORMAT, "step": step} | state)
+            write_json(temporary / MANIFEST, entries | {STATE: file_entry(temporary / STATE)})
+            stack.close()  # gives the folder its name
+
+        try:
+            with contextlib.ExitStack() as stack:
+                temporary = ranks.once(begin)
+                save_tensors(temporary, tensors)
+                entries = dict(
+                    chain(*(written.items() for written in ranks.together(lambda: self._written(temporary))))
+                )
+                ranks.once(complete)
+        except (OSError, ForeignFileError, CheckpointException, SafetensorError, RankError) as error:
             newest = max(self.steps(), default=None)
             kept = "there is no older one" if newest is None else f"step {newest} is the newest complete one"
             raise CheckpointError(
-                f"the checkpoint of step {step} cannot be written: {_reason(error)}; {kept}"
+                f"the checkpoint of step {step} cannot be written: {reason(error)}; {kept}"
             ) from error
         self._current = step
         if prune:
-            self._prune(step)
+            ranks.once(lambda: self._prune(step))
         return path
+
+    def _written(self, folder: Path) -> dict[str, Any]:
+        """Size and checksum of what this rank has written."""
+        return {file.name: file_entry(file) for file in folder.glob(f"shard-{self._ranks.rank + 1:05d}-*")}
 
     def _prune(self, newest: int) -> None:
         """Keep the last ones up to `newest`. Those after it are damaged: the run would have gone on from them."""
@@ -110,36 +118,38 @@ class CheckpointStore:
         take: Callable[[dict[str, Any]], None] = lambda state: None,
     ) -> dict[str, Any] | None:
         """The state of the newest undamaged checkpoint, None if there is none at all. `take` is given the state to load
-        what belongs to it; when that fails, the checkpoint counts as damaged."""
+        what belongs to it; when that fails, the checkpoint counts as damaged. By ranks."""
 
         def read(path: Path) -> dict[str, Any]:
-            state = verify(path)
+            state = self._ranks.together(lambda: verify(path, self._ranks))[0]
             take(state)
             self._current = state["step"]
             return state
 
-        return self._newest(read, announce)
+        return self._newest(read, announce, self._ranks)
 
     def newest_state(self) -> dict[str, Any] | None:
         """The state of the newest checkpoint whose state is whole; None if there is none. Large files are not read, so
         that this is quick."""
         with contextlib.suppress(CheckpointError):
-            return self._newest(lambda path: _read_state(path, _read_manifest(path)), lambda message: None)
+            return self._newest(lambda path: read_state(path, read_entries(path)), lambda message: None, ALONE)
         return None
 
-    def _newest(self, read: Callable[[Path], dict[str, Any]], announce: Callable[[str], None]) -> dict[str, Any] | None:
+    def _newest(
+        self, read: Callable[[Path], dict[str, Any]], announce: Callable[[str], None], ranks: Ranks
+    ) -> dict[str, Any] | None:
         """The first one, from the newest on, that can be read. A process that trains may replace them meanwhile."""
         for _ in range(TRIES):
-            steps = self.steps()
+            steps = ranks.once(self.steps)
             for path in map(self.path, reversed(steps)):
                 try:
                     return read(path)
-                except CheckpointError as error:
+                except (CheckpointError, RankError) as error:
                     if path.exists():
                         announce(f"{error}; trying the one before")
             if not steps:
                 return None
-            if self.steps() == steps:
+            if ranks.once(self.steps) == steps:
                 raise CheckpointError(
                     f"all {len(steps)} checkpoints in {self.folder} are damaged: restore one from a copy, or start a "
                     "new run in another folder"
@@ -155,103 +165,11 @@ class CheckpointStore:
             check_own(self.path(step))
 
     def load(self, step: int, tensors: dict[str, Tensor]) -> None:
-        """Fill `tensors` in place from a checkpoint that was checked."""
-        path = self.path(step)
-        try:
-            reader = HuggingFaceStorageReader(str(path))
-            reader.fs = _Only(_read_manifest(path))
-            with warnings.catch_warnings():
-                warnings.filterwarnings("ignore", message="torch.distributed is disabled")
-                flat = {name: x.reshape(1) if x.dim() == 0 else x for name, x in tensors.items()}
-                dcp.load(flat, storage_reader=reader)
-        except (OSError, CheckpointException, SafetensorError) as error:
-            raise CheckpointError(f"the checkpoint {path} cannot be read: {_reason(error)}") from error
+        """Fill `tensors`, or this rank's shares of them, in place from a checkpoint that was checked. By ranks."""
+        load_tensors(self.path(step), tensors)
 
     def remove_leftovers(self) -> None:
         """What a killed process was writing or removing."""
         if self.folder.is_dir():
             for name in {match.group(1) for path in self.folder.iterdir() if (match := _LEFTOVER.fullmatch(path.name))}:
                 remove_leftovers(self.folder / name)
-
-
-def verify(path: Path) -> dict[str, Any]:
-    """Compare every file with the manifest, which names them all. Returns the state."""
-    entries = _read_manifest(path)
-    for name in entries:
-        _check_entry(path, name, entries)
-    state = _read_state(path, entries)
-    for file in _files(path):
-        if file.name not in entries and file.name != MANIFEST:
-            raise ForeignFileError(file)
-    return state
-
-
-def check_own(path: Path) -> None:
-    """Raise unless all files have names that those of a checkpoint have."""
-    for file in _files(path):
-        if file.name not in (STATE, MANIFEST) and not _SHARD.fullmatch(file.name):
-            raise ForeignFileError(file)
-
-
-def _files(path: Path) -> list[Path]:
-    try:
-        return sorted(path.iterdir())
-    except OSError as error:
-        raise CheckpointError(f"the checkpoint {path} cannot be read: {error}") from error
-
-
-def _read_manifest(path: Path) -> dict[str, Any]:
-    try:
-        entries = read_manifest(path)
-    except (OSError, ValueError) as error:
-        raise CheckpointError(f"the checkpoint {path} is damaged: {error}") from error
-    if STATE not in entries or not any(name.endswith(".safetensors") for name in entries):
-        raise CheckpointError(f"the checkpoint {path} is damaged: {MANIFEST} does not name all files")
-    return entries
-
-
-def _read_state(path: Path, entries: dict[str, Any]) -> dict[str, Any]:
-    _check_entry(path, STATE, entries)
-    try:
-        state = read_json(path / STATE)
-    except (OSError, DamagedFile) as error:
-        raise CheckpointError(f"the checkpoint {path} is damaged: {error}") from error
-    found = state.get("format")
-    if found != FORMAT:
-        raise CheckpointError(f"the checkpoint {path} has format {found}, this version reads {FORMAT}")
-    return state
-
-
-def _check_entry(path: Path, name: str, entries: dict[str, Any]) -> None:
-    try:
-        same = file_entry(path / name) == entries[name]
-    except (OSError, ValueError) as error:
-        raise CheckpointError(f"the checkpoint {path} is damaged: {error}") from error
-    if not same:
-        raise CheckpointError(f"the checkpoint {path} is damaged: {name} does not have its size and checksum")
-
-
-class _Only(FileSystem):
-    """A folder of which only the named files are seen: torch reads every safetensors file that it finds."""
-
-    def __init__(self, names: Iterable[str]) -> None:
-        self._names = set(names)
-
-    def ls(self, path: str | os.PathLike[str]) -> list[str]:
-        return [str(file) for file in sorted(Path(path).iterdir()) if file.name in self._names]
-
-
-def _save_tensors(folder: Path, tensors: dict[str, Tensor]) -> None:
-    # A safetensors slice of a scalar does not exist: scalars are written as vectors of one.
-    flat = {name: x.detach().reshape(1) if x.dim() == 0 else x.detach() for name, x in tensors.items()}
-    with warnings.catch_warnings():
-        warnings.filterwarnings("ignore", message="torch.distributed is disabled")
-        dcp.save(flat, storage_writer=HuggingFaceStorageWriter(str(folder), save_distributed=True))
-
-
-def _reason(error: BaseException) -> str:
-    """What torch's wrapper of the errors of all ranks is about."""
-    failures = getattr(error, "failures", None)
-    if failures:
-        return "; ".join(str(failure[0]) for failure in failures.values())
-    return str(error)

@@ -13,6 +13,7 @@ import torch
 
 from sdm.run.config import GuardConfig
 from sdm.run.errors import TrainingStopped
+from sdm.training.parts import Part, Tensors
 
 WINDOW = 100
 SMALLEST = 0.5  # nats above the mean, below which nothing is a spike
@@ -20,7 +21,7 @@ _NOT_FINITE = re.compile(r"\b(nan|inf)\b", re.IGNORECASE)
 FEWEST = 20  # losses before spikes are told from ordinary ones
 
 
-class Guard:
+class Guard(Part):
     """Looks at every step before the optimizer uses it."""
 
     def __init__(self, config: GuardConfig) -> None:
@@ -77,12 +78,12 @@ class Guard:
         spread = statistics.median(abs(value - mean) for value in self.recent)
         return loss > mean + max(self.config.spike * spread, abs(mean) / 2, SMALLEST)
 
-    def state_dict(self) -> dict[str, Any]:
+    def note(self) -> Any:
         return {"recent": list(self.recent), "spikes": self.spikes}
 
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        self.recent = deque(state["recent"], maxlen=WINDOW)
-        self.spikes = state["spikes"]
+    def take(self, note: Any, tensors: Tensors) -> None:
+        self.recent = deque(note["recent"], maxlen=WINDOW)
+        self.spikes = note["spikes"]
 
 
 def _culprits(model: torch.nn.Module) -> str:

@@ -2,8 +2,9 @@
 
     Trainer(config, Path("runs/mine")).run()
 
-A run's folder that already holds checkpoints is continued from the newest good one, bit for bit on a CPU: weights,
-moments, position in the data, random numbers, carried states and guards are all part of a checkpoint.
+A run's folder that already holds checkpoints is continued from the newest good one, bit for bit on a CPU. What the
+next step depends on are the trainer's parts (`training/parts.py`), and a checkpoint holds all of them. What differs
+between the processes of a run is asked of `training/parallel.py`.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ from torch import Tensor
 
 from sdm.data.batch import Batch, BatchSource
 from sdm.data.config import CorpusConfig
-from sdm.data.loader import Batches, open_data
+from sdm.data.loader import open_data
 from sdm.ending import Interrupted, PostponedSignals, silence
 from sdm.files import remove_leftovers
 from sdm.models import SDMForCausalLM
@@ -35,7 +36,6 @@ from sdm.run.config_file import to_json
 from sdm.run.errors import TrainingError, TrainingStopped
 from sdm.run.export import check_replaceable, export_model
 from sdm.run.folder import TOKENIZER
-from sdm.run.model import model_tensors
 from sdm.training import calibration, preflight
 from sdm.training.carried import CarriedStates
 from sdm.training.guards import Guard
@@ -43,6 +43,18 @@ from sdm.training.initial_weights import load_weights
 from sdm.training.memory_statistics import STEP_TOKENS, MemoryStatistics, evaluating
 from sdm.training.monitor import Monitor
 from sdm.training.optimizer import make_optimizer, set_learning_rate, start_moments
+from sdm.training.parallel import Parallel, draw
+from sdm.training.parts import (
+    DataPosition,
+    Moments,
+    Part,
+    RandomNumbers,
+    Speed,
+    Weights,
+    notes_of,
+    take,
+    tensors_of,
+)
 from sdm.training.schedule import learning_rate_factor
 
 
@@ -50,13 +62,14 @@ class Trainer:
     """Trains the model of a configuration in a run's folder."""
 
     def __init__(self, config: TrainConfig, folder: Path) -> None:
-        self.config, self.folder, self.run_folder = config, folder, Run(folder)
+        self.config, self.folder, self.this_run = config, folder, Run(folder)
+        self.parallel = Parallel()
         try:
-            self.run_folder.claim(config)
-            check_replaceable(self.run_folder.export.resolve(), "--run-dir")
-            remove_leftovers(self.run_folder.export)
+            self.this_run.claim(config)
+            check_replaceable(self.this_run.export.resolve(), "--run-dir")
+            remove_leftovers(self.this_run.export)
             self._prepare()
-            self._tokenizer_files = self.run_folder.record(config, self.tokenizer)
+            self._tokenizer_files = self.this_run.record(config, self.tokenizer)
         except OSError as error:
             self.close()
             raise TrainingError(f"the run in {folder} cannot start: {error}") from error
@@ -69,10 +82,9 @@ class Trainer:
         if config.compute.threads is not None:
             torch.set_num_threads(config.compute.threads)
         self.device = _device(config.compute.device)
-        self.monitor = Monitor(self.run_folder, config.monitor, config.schedule.steps)
+        self.monitor = Monitor(self.this_run, config.monitor, config.schedule.steps)
         self.data = self._open("train")
         self.held_out = self._open("valid") if self._validates() else None
-        self.batches = Batches(self.data)
         self.tokenizer = getattr(self.data, "tokenizer", None)
         eos_id = None if self.tokenizer is None else self.tokenizer.eos_id
         model_config = config.model.build(self.data.vocab_size, eos_id)
@@ -81,40 +93,48 @@ class Trainer:
         torch.manual_seed(config.seed)
         self.model = SDMForCausalLM(model_config).train()
         torch.nn.Module.to(self.model, self.device)
-        if config.init_from is not None and not self.run_folder.has_begun():
+        if config.init_from is not None and not self.this_run.has_begun():
             load_weights(self.model, config.init_from, self.tokenizer)
         if config.compute.checkpointing == "block":
             self.model.gradient_checkpointing_enable({"use_reentrant": False, "preserve_rng_state": False})
         if config.compute.compile:
             self.model.model.compile()
+        self._pieces = self.parallel.pieces(self.data.batch_size, config.compute.accumulation)
+        self.carried = CarriedStates(self.model, self._pieces, self.data.batch_size, self.parallel)
         self.optimizer = make_optimizer(self.model, config.optim)
         start_moments(self.optimizer)
-        self.carried = CarriedStates(config.compute.accumulation)
+        self.position = DataPosition(self.data)
         self.guard = Guard(config.guard)
+        self.speed = Speed()
+        self.parts: dict[str, Part] = {
+            "model": Weights(self.model),
+            "optimizer": Moments(self.model, self.optimizer),
+            "data": self.position,
+            "carried": self.carried,
+            "guard": self.guard,
+            "random": RandomNumbers(self.device),
+            "speed": self.speed,
+        }
         self.statistics = MemoryStatistics(config.monitor.memory_tokens or STEP_TOKENS, config.monitor.memory_weighted)
-        self.store = self.run_folder.checkpoints(config.checkpoint.keep)
+        self.store = self.this_run.checkpoints(config.checkpoint.keep)
         self.signals = PostponedSignals(self._acknowledge)
         self.step, self._begun = 0, 0  # steps done, and the one that is being made
-        self._speed = _Speed()
+        self._streams_begin = True  # whether any row of the batch that is being computed begins a stream
         if config.monitor.display != "none":
             self.monitor.message(f"{self._duration()} for {config.schedule.steps} steps")
 
     def _duration(self) -> str:
         """What the whole run will take, in words."""
-        carried = self.carried
-        try:
 
-            def loss(piece: Batch) -> Tensor:
-                self.carried = CarriedStates(1)
+        def loss(piece: Batch) -> Tensor:
+            with self._other_streams():
                 return self._loss(piece, max(piece.num_targets, 1), 0)
 
-            return calibration.about(calibration.seconds_of_run(self.config, self.model, self.data, loss))
-        finally:
-            self.carried = carried
+        return calibration.about(calibration.seconds_of_run(self.config, self.model, self.data, loss))
 
     def _open(self, split: str) -> BatchSource:
         """One split of the data. A run that goes on keeps its tokenizer, whatever became of where it came from."""
-        data, recorded = self.config.data, self.run_folder.recorded_tokenizer()
+        data, recorded = self.config.data, self.this_run.recorded_tokenizer()
         if isinstance(data, CorpusConfig) and recorded is not None:
             data = replace(data, tokenizer=str(recorded))
         return open_data(data, split, self.config.schedule.steps, self.monitor.message)
@@ -137,7 +157,7 @@ class Trainer:
                         raise _stopped(self.step, signals.received, lost)
                     if self.step % checkpoint.every == 0 or self.step == steps:
                         self.save()
-                return export_model(self.model, self.tokenizer, self.run_folder.export)
+                return export_model(self.model, self.tokenizer, self.this_run.export)
         except (OSError, CheckpointError) as error:
             raise TrainingStopped(f"stopped after step {self.step}: {error}") from error
         finally:
@@ -147,7 +167,7 @@ class Trainer:
         """End the display and let other processes have the folder."""
         if hasattr(self, "monitor"):  # it has not, if preparing failed early
             self.monitor.close()
-        self.run_folder.release()
+        self.this_run.release()
 
     def _acknowledge(self, name: str) -> None:
         """Say at once that a signal was heard."""
@@ -166,7 +186,7 @@ class Trainer:
         self._begun = step
         try:
             metrics = self.train_step(watch_memory=self._watches_memory(step))
-            self._speed.add(int(metrics.pop("tokens")), time.perf_counter() - start)
+            self.speed.add(int(metrics.pop("tokens")), time.perf_counter() - start)
             if memory:
                 metrics |= self.statistics.take()
             if validate:
@@ -176,8 +196,8 @@ class Trainer:
         finally:
             self._begun = 0
         if log or memory or validate:
-            left = (self.config.schedule.steps - step) * self._speed.seconds / step
-            metrics |= {"tokens_per_second": self._speed.take(), "seconds": self._speed.seconds, "seconds_left": left}
+            left = (self.config.schedule.steps - step) * self.speed.seconds / step
+            metrics |= {"tokens_per_second": self.speed.recent(), "seconds": self.speed.seconds, "seconds_left": left}
             try:
                 self.monitor.log(step, metrics)
             except (OSError, SystemExit) as error:  # rich makes a SystemExit of a broken pipe
@@ -193,36 +213,49 @@ class Trainer:
 
     def train_step(self, watch_memory: bool = False) -> dict[str, float]:
         """One optimizer step. Returns its metrics."""
-        batch = next(self.batches).to(self.device)
         factor = learning_rate_factor(self.config.schedule, self.step)
         set_learning_rate(self.optimizer, factor)
-        num_targets, loss = batch.num_targets, 0.0
+        pieces = [draw(self.data, self.position.step, rows) for rows in self._pieces]
+        num_targets = self._agree(pieces)
+        self.position.step += 1
+        loss, tokens = 0.0, 0
         before = [x.clone() for x in self.model.buffers()]
-        for place, piece in enumerate(batch.split(self.config.compute.accumulation)):
+        for place, piece in enumerate(pieces):
             # Streams end a step that has begun: to undo it would take a copy of all the states that they carry.
-            if self.signals.received is not None and (batch.reset is None or place == 0):
+            if self.signals.received is not None and (piece.reset is None or place == 0):
                 self._undo(before)
                 raise _Interrupted
+            piece = piece.to(self.device)
+            self.parallel.reduce_gradients(self.model, last=place == len(pieces) - 1)
             with self._explained(piece):
                 with self.statistics.watch(self.model) if watch_memory else contextlib.nullcontext():
                     piece_loss = self._loss(piece, num_targets, place)
                 piece_loss.backward()
                 loss += piece_loss.item()
+            tokens += piece.num_tokens if self._pieces[place] else 0
+        loss, total_tokens = self.parallel.sum(loss, tokens)
         parameters = list(self.model.parameters())
-        norm = torch.nn.utils.get_total_norm([x.grad for x in parameters if x.grad is not None])
+        norm = self.parallel.gradient_norm(parameters)
         # Before clipping, which would spread one gradient that is not finite to all.
         self.guard.check(self.step + 1, loss, norm.item(), self.model, self._advice)
-        torch.nn.utils.clip_grads_with_norm_(parameters, self.config.optim.clip, norm)
+        self.parallel.clip_(parameters, self.config.optim.clip, norm)
         self.optimizer.step()
         self.optimizer.zero_grad(set_to_none=True)
         self.step += 1
         metrics = {"loss": loss, "gradient_norm": norm.item(), "lr": factor * self.config.optim.lr}
-        return metrics | {"tokens": batch.num_tokens}
+        return metrics | {"tokens": total_tokens}
+
+    def _agree(self, pieces: list[Batch]) -> int:
+        """How many targets the whole batch has; whether streams begin in it is kept for `_loss`."""
+        begin = any(piece.reset is not None and bool(piece.reset.any()) for piece in pieces)
+        targets, beginning = self.parallel.sum(sum(piece.num_targets for piece in pieces), begin)
+        self._streams_begin = beginning > 0
+        return int(targets)
 
     def _undo(self, buffers: list[Tensor]) -> None:
         """Forget the step that has begun."""
         self.optimizer.zero_grad(set_to_none=True)
-        self.batches.step -= 1
+        self.position.step -= 1
         for x, before in zip(self.model.buffers(), buffers, strict=True):
             x.copy_(before)
 
@@ -231,10 +264,18 @@ class Trainer:
         compute = self.config.compute
         segment_length = compute.segment_length if compute.checkpointing == "segment" else None
         with torch.autocast(self.device.type, torch.bfloat16, enabled=compute.precision == "bfloat16"):
-            carry = batch.reset is not None
-            before = None if batch.reset is None else self.carried.begin(self.model, place, batch.reset)
+            carry, before, begins = batch.reset is not None, None, None
+            if batch.reset is not None:
+                before, begins = self.carried.begin(place, batch.reset, self._streams_begin)
             total, after = nll(
-                self.model, batch.input_ids, batch.targets, batch.cu_seqlens, before, carry, segment_length
+                self.model,
+                batch.input_ids,
+                batch.targets,
+                batch.cu_seqlens,
+                before,
+                carry,
+                segment_length,
+                begins=begins,
             )
             if carry and after is not None:
                 self.carried.keep(place, after)
@@ -255,32 +296,36 @@ class Trainer:
         """Mean negative log-likelihood, in nats per token, on held-out data."""
         if self.held_out is None:
             return {}
-        training_states, self.carried = self.carried, CarriedStates(1)
-        count = self.config.monitor.validation_batches
+        count, (rows,) = self.config.monitor.validation_batches, self.parallel.pieces(self.held_out.batch_size)
         total, targets = 0.0, 0
-        with evaluating(self.model):
-            for _, batch in zip(range(count), Batches(self.held_out), strict=False):
-                # The loss is divided by one, so that batches with more to predict weigh more.
-                with self._explained(batch.to(self.device)):
-                    total += self._loss(batch.to(self.device), 1, 0).item()
+        with evaluating(self.model), self._other_streams([rows]):
+            for step in range(min(count, self.held_out.num_steps or count)):
+                batch = draw(self.held_out, step, rows)
+                self._agree([batch])
+                batch = batch.to(self.device)
+                with self._explained(batch):
+                    # The loss is divided by one, so that batches with more to predict weigh more.
+                    total += self._loss(batch, 1, 0).item()
                 targets += batch.num_targets
-        self.carried = training_states
-        return {"valid/loss": total / max(targets, 1)}
+        total, all_targets = self.parallel.sum(total, targets)
+        return {"valid/loss": total / max(all_targets, 1)}
+
+    @contextlib.contextmanager
+    def _other_streams(self, pieces: list[range] | None = None) -> Iterator[None]:
+        """Leave the states of the training streams alone."""
+        training, self.carried = self.carried, self.carried.fresh(pieces or self._pieces)
+        try:
+            yield
+        finally:
+            self.carried = training
 
     def save(self) -> Path:
         """Write a checkpoint of everything that the next step depends on."""
         self.guard.check_weights(self.step, self.model, self._advice)
-        state = {
-            "data": self.batches.state_dict(),
-            "guard": self.guard.state_dict(),
-            "carried": self.carried.description(),
-            "seconds": self._speed.seconds,
-            "config": to_json(self.config),
-            TOKENIZER: self._tokenizer_files,
-        }
+        state = {"config": to_json(self.config), TOKENIZER: self._tokenizer_files, "parts": notes_of(self.parts)}
         # Weights that may have diverged must not push out good ones.
         healthy = self.guard.spikes == 0
-        return self.store.save(self.step, self._tensors(), state, healthy)
+        return self.store.save(self.step, tensors_of(self.parts), state, healthy)
 
     def resume(self) -> None:
         """Continue from the newest good checkpoint, if there is one."""
@@ -291,28 +336,8 @@ class Trainer:
             self.monitor.message(f"continuing after step {self.step}")
 
     def _restore(self, state: dict[str, Any]) -> None:
-        self.batches.load_state_dict(state["data"])
-        self.guard.load_state_dict(state["guard"])
-        older = self.carried.prepare(self.model, state["carried"], self.device)
-        older = {f"carried.{name}": f"carried.{old}" for name, old in older.items()}
-        tensors = {older.get(name, name): x for name, x in self._tensors().items()}
-        self.store.load(state["step"], tensors)
-        torch.set_rng_state(tensors["random.cpu"])
-        if self.device.type == "cuda":
-            torch.cuda.set_rng_state(tensors["random.cuda"], self.device)
-        self.step, self._speed = state["step"], _Speed(state["seconds"])
-
-    def _tensors(self) -> dict[str, Tensor]:
-        """By name, everything that a checkpoint holds."""
-        tensors = {f"model.{name}": x for name, x in model_tensors(self.model).items()}
-        for name, parameter in self.model.named_parameters():
-            for key, value in self.optimizer.state[parameter].items():
-                tensors[f"optimizer.{name}.{key}"] = value
-        tensors |= {f"carried.{name}": x for name, x in self.carried.tensors().items()}
-        tensors["random.cpu"] = torch.get_rng_state()
-        if self.device.type == "cuda":
-            tensors["random.cuda"] = torch.cuda.get_rng_state(self.device)
-        return tensors
+        take(self.parts, state["parts"], self.store, state["step"])
+        self.step = state["step"]
 
     def _advice(self) -> str:
         path = self._last_good()
@@ -323,31 +348,13 @@ class Trainer:
         """The newest checkpoint that is whole and was not written amid spikes."""
         for path in map(self.store.path, reversed(self.store.steps())):
             with contextlib.suppress(CheckpointError):
-                if verify(path)["guard"]["spikes"] == 0:
+                if verify(path)["parts"]["guard"]["spikes"] == 0:
                     return path
         return None
 
 
 class _Interrupted(Exception):
     """A signal came within a step, which was undone."""
-
-
-class _Speed:
-    """Seconds spent in training steps, over all of a run's processes, and tokens per second since the last look."""
-
-    def __init__(self, seconds: float = 0.0) -> None:
-        self.seconds = seconds
-        self._recent_tokens, self._recent_seconds = 0, 0.0
-
-    def add(self, tokens: int, seconds: float) -> None:
-        self.seconds += seconds
-        self._recent_tokens += tokens
-        self._recent_seconds += seconds
-
-    def take(self) -> float:
-        speed = self._recent_tokens / max(self._recent_seconds, 1e-9)
-        self._recent_tokens, self._recent_seconds = 0, 0.0
-        return speed
 
 
 def _stopped(step: int, received: Interrupted | None, lost: BaseException | None) -> TrainingStopped:

@@ -1,0 +1,93 @@
+"""The processes of one job, and the few words that they exchange: who does a thing once, and what all agree on.
+
+torchrun starts the processes and tells each in its environment which one it is. A process by itself is rank 0 of 1:
+every call here then returns at once what it was given, and torch.distributed is not touched.
+
+Calls are made by all ranks, in the same order. What a rank has refused ends them all: the rank itself raises its error,
+the others a `RankError` that names it.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from datetime import timedelta
+from typing import Any, TypeVar
+
+import torch
+import torch.distributed as dist
+
+from sdm.errors import UserError
+
+T = TypeVar("T")
+
+# How long ranks wait for one that does something for all of them, such as tokenising a corpus. One that has died is
+# noticed by its closed connection, or by torchrun, and not by this.
+PATIENCE = timedelta(days=1)
+
+
+class RankError(UserError):
+    """Another rank has failed, and says there why."""
+
+
+class Ranks:
+    """This process among those of its job."""
+
+    def __init__(self, rank: int = 0, size: int = 1, group: Any = None) -> None:
+        self.rank, self.size, self._group = rank, size, group
+
+    @property
+    def first(self) -> bool:
+        """Whether this is the rank that writes and shows what there is once."""
+        return self.rank == 0
+
+    def together(self, action: Callable[[], T]) -> list[T]:
+        """Every rank acts. All get what came of it, by rank."""
+        if self.size == 1:
+            return [action()]
+        result, failure = None, None
+        try:
+            result = action()
+        except Exception as error:
+            failure = error
+        said: list[Any] = [None] * self.size
+        dist.all_gather_object(said, (result, None if failure is None else str(failure)), group=self._group)
+        if failure is not None:
+            raise failure
+        for rank, (_, reason) in enumerate(said):
+            if reason is not None:
+                raise RankError(f"rank {rank}: {reason}")
+        return [result for result, _ in said]
+
+    def once(self, action: Callable[[], T]) -> T:
+        """The first rank acts. All get what came of it."""
+        return self.together(lambda: action() if self.first else None)[0]  # type: ignore[return-value]
+
+    def sum(self, *values: float) -> tuple[float, ...]:
+        """Each value, added up over the ranks."""
+        if self.size == 1:
+            return values
+        total = torch.tensor(values, dtype=torch.float64)
+        dist.all_reduce(total, group=self._group)
+        return tuple(total.tolist())
+
+    def any(self, flag: bool) -> bool:
+        """Whether it is so on any rank."""
+        return self.sum(float(flag))[0] > 0
+
+
+ALONE = Ranks()
+
+
+def world_size() -> int:
+    """How many processes the job has, by what torchrun put into the environment."""
+    return int(os.environ.get("WORLD_SIZE", "1"))
+
+
+def join(device: torch.device) -> Ranks:
+    """Meet the other processes of the job. Their messages go over gloo; tensors on GPUs over nccl."""
+    if world_size() == 1:
+        return ALONE
+    if not dist.is_initialized():
+        dist.init_process_group("cpu:gloo,cuda:nccl" if device.type == "cuda" else "gloo")
+    return Ranks(dist.get_rank(), dist.get_world_size(), dist.new_group(backend="gloo", timeout=PATIENCE))
