@@ -25,7 +25,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "models": {"layers", "ops", "errors", "files"},
     "run": {"models", "layers", "ops", "data", "errors", "files", "ending", "ranks"},
     "training": {"run", "models", "layers", "ops", "data", "errors", "files", "ending", "ranks"},
-    "evaluation": {"run", "models", "layers", "ops", "data", "errors", "ranks"},
+    "evaluation": {"run", "models", "layers", "ops", "data", "errors", "files", "ranks"},
     "analysis": {"run", "models", "layers", "ops", "data", "files"},
     "recipes": {"training", "run", "models", "layers", "ops", "data"},
     "experiments": {"recipes", "training", "run", "evaluation", "analysis", "models", "ops", "data", "files", "ending"},

@@ -22,6 +22,7 @@ WORDS = re.compile(
 )
 # No word spans such a place, so a text may be cut there and its non-ASCII pieces left to the library.
 LINE_ENDS = re.compile(r"(?<=[!-~])(?=\n)")
+SPACES = re.compile(r"(?<=[!-~])(?=[ \n])")
 MAX_BYTES = 2**27
 ENTRY_BYTES = 100  # of a dictionary, about, beside the word and its ids
 
@@ -51,7 +52,7 @@ class WordCache(dict[str, bytes]):
 
     def __missing__(self, word: str) -> bytes:
         ids = array("i", self._tokenizer.encode(word, add_special_tokens=False).ids).tobytes()
-        if word.isascii():  # other pieces are lines or whole documents, which hardly come again
+        if word.isascii():  # other pieces may be whole documents, which hardly come again
             self._bytes += sys.getsizeof(word) + sys.getsizeof(ids) + ENTRY_BYTES
             if self._bytes > MAX_BYTES:
                 self.clear()
@@ -67,6 +68,6 @@ class WordCache(dict[str, bytes]):
         else:
             words = []
             for piece in LINE_ENDS.split(text):
-                words += WORDS.findall(piece) if piece.isascii() else [piece]
+                words += WORDS.findall(piece) if piece.isascii() else SPACES.split(piece)
         ids = bytearray().join(map(self.__getitem__, words))
         return torch.frombuffer(ids, dtype=torch.int32) if ids else torch.empty(0, dtype=torch.int32)

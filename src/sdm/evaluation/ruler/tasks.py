@@ -1,0 +1,51 @@
+"""RULER's 13 tasks by name (NVIDIA/RULER, scripts/synthetic.yaml), and which of them the averages are of."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Sequence
+
+from sdm.errors import UserError
+from sdm.evaluation.ruler.answering import Answering
+from sdm.evaluation.ruler.common_words import CommonWords
+from sdm.evaluation.ruler.frequent_words import FrequentWords
+from sdm.evaluation.ruler.niah import Needles
+from sdm.evaluation.ruler.variables import Variables
+
+Task = Needles | Variables | CommonWords | FrequentWords | Answering
+
+TASKS: dict[str, Task] = {
+    "niah_single_1": Needles("noise"),
+    "niah_single_2": Needles("essay"),
+    "niah_single_3": Needles("essay", value="uuid"),
+    "niah_multikey_1": Needles("essay", num_keys=4),
+    "niah_multikey_2": Needles("needles"),
+    "niah_multikey_3": Needles("needles", key="uuid", value="uuid"),
+    "niah_multivalue": Needles("essay", num_values=4),
+    "niah_multiquery": Needles("essay", num_keys=4, num_queries=4),
+    "vt": Variables(),
+    "cwe": CommonWords(),
+    "fwe": FrequentWords(),
+    "qa_1": Answering("squad"),
+    "qa_2": Answering("hotpot"),
+}
+# The paper reports the mean of all tasks, and in its ablations that of these.
+SIX = ("niah_single_1", "niah_single_2", "niah_single_3", "niah_multikey_2", "niah_multiquery", "vt")
+
+
+def check_tasks(names: Sequence[str]) -> None:
+    """Raise unless there are such tasks, each named once; the nearest names are offered."""
+    if not names:
+        raise UserError(f"tasks: name at least one of {', '.join(TASKS)}")
+    for number, name in enumerate(names):
+        if name not in TASKS:
+            near = difflib.get_close_matches(name, TASKS, n=3, cutoff=0.4)
+            offer = f"did you mean {' or '.join(near)}?" if near else "there are"
+            raise UserError(f"there is no RULER task {name!r}; {offer} {'' if near else ', '.join(TASKS)}".rstrip())
+        if name in names[:number]:
+            raise UserError(f"tasks: {name} is named twice")
+
+
+def uses_essays(name: str) -> bool:
+    task = TASKS[name]
+    return isinstance(task, Needles) and task.haystack == "essay"
