@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import torch
@@ -48,3 +49,36 @@ def tiny_model(stack: str = "sdm", **fields: Any) -> SDMForCausalLM:
 
 def tokens(*shape: int) -> torch.Tensor:
     return torch.randint(0, VOCABULARY, shape)
+
+
+@torch.no_grad()
+def recalling_model(vocabulary: int) -> SDMForCausalLM:
+    """A model that recalls because its weights are put together so: it predicts what followed a token the last time.
+
+    A token is a unit vector; each has a slot of its own. Keys come from the token before, so that every token is
+    written, undecayed, into the slot of its predecessor, and the slot of the token itself is read.
+    """
+    width, side = 8 * -(-vocabulary // 8), math.isqrt(vocabulary - 1) + 1
+    fields: dict[str, Any] = {
+        "layer_types": ["sdm"],
+        "num_hidden_layers": 1,
+        "num_memory_heads": 1,
+        "num_slots": side**2,
+    }
+    fields |= {"num_writes": 1, "num_reads": 1, "learned_initial_state": False, "shift_keys": True}
+    model = tiny_model(vocab_size=vocabulary, hidden_size=width, intermediate_size=8, **fields)
+    block, unit = model.model.layers[0], torch.eye(width)
+    memory = block.mixer.layer
+    for parameter in (*memory.parameters(), *block.mlp.parameters()):
+        parameter.zero_()
+    token = torch.arange(vocabulary)
+    for proj in (memory.query_proj, memory.key_proj):
+        proj.weight[token // side, token] = proj.weight[side + token % side, token] = 1.0
+    memory.beta_proj.weight.fill_(10.0)  # beta = 1
+    memory.decay_bias.fill_(-50.0)  # no decay
+    memory.output_norm.weight.fill_(1.0)
+    memory.value_proj.weight.copy_(unit)
+    memory.out_proj.weight.copy_(4 * unit)  # what is read is louder than the token itself
+    for weight in (model.model.embed_tokens.weight, model.lm_head.weight):
+        weight.copy_(unit[:vocabulary])
+    return model

@@ -13,9 +13,7 @@ import torch.nn.functional as F
 from sdm.data import Batch, MQARTaskConfig, RecallConfig, open_corpus
 from sdm.errors import UserError
 from sdm.evaluation.likelihood import likelihood, token_nll
-from sdm.evaluation.mqar import mqar_accuracy
 from sdm.evaluation.position import document_batches, doubling_edges, nll_by_position
-from sdm.evaluation.recall import recall_accuracy
 from sdm.evaluation.registry import MEASUREMENTS, Measurement, measure
 from tiny_models import VOCABULARY, tiny_model
 from training.runs import text_run
@@ -56,26 +54,6 @@ def test_what_cannot_be_measured() -> None:
         token_nll(model, Batch(ids, ids, reset=torch.tensor([True, False])))
     with pytest.raises(ValueError, match="no document is longer than 64 tokens"):
         nll_by_position(model, [], doubling_edges(64))
-
-
-def test_recall_of_a_model_that_knows_nothing() -> None:
-    config = RecallConfig(num_pairs=16, num_keys=64, num_values=16)
-    accuracy = recall_accuracy(tiny_model(vocab_size=80), config, (4, 8), queries=256)
-    assert accuracy.keys() == {4, 8}
-    assert all(0 <= value < 0.4 for value in accuracy.values())
-    again = recall_accuracy(tiny_model(vocab_size=80), config, (4,), queries=256)
-    assert 0 <= again[4] <= 1
-
-
-def test_recall_of_the_published_task() -> None:
-    """By the number of pairs; a model whose head is all zeros always says token 0, which is never a value."""
-    config = MQARTaskConfig(vocab_size=64, train_segments=((16, 2, 8),), test_segments=((16, 2), (16, 4)), batch_size=8)
-    model = tiny_model(vocab_size=64)
-    accuracy = mqar_accuracy(model, config, rows=10)
-    assert accuracy.keys() == {2, 4}
-    assert all(0 <= value < 0.5 for value in accuracy.values())
-    torch.nn.init.zeros_(model.lm_head.weight)
-    assert mqar_accuracy(model, config, rows=10) == {2: 0, 4: 0}
 
 
 MQAR = MQARTaskConfig(vocab_size=64, train_segments=((16, 2, 8),), test_segments=((16, 2), (16, 4)), batch_size=8)

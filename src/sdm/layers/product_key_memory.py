@@ -12,12 +12,12 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from sdm.layers.interface import check_input, check_mask, check_positive
+from sdm.layers.interface import check_input, check_positive
 from sdm.layers.sizes import check_slots, default_slots
 from sdm.layers.state import LayerState, check_state
+from sdm.layers.streams import streams_of
 from sdm.ops import product_key_topk
 from sdm.ops.backends import check_backend
-from sdm.ops.checks import check_cu_seqlens
 
 
 @dataclasses.dataclass
@@ -84,14 +84,11 @@ class ProductKeyMemory(nn.Module):
     ) -> Tensor | tuple[Tensor, NoState]:
         """Mix a stretch of tokens, as every `sdm.layers.interface.SequenceLayer` does."""
         check_input(x, self.hidden_size)
-        mask = check_mask(x, attention_mask, cu_seqlens)
-        streams = len(x) if cu_seqlens is None else check_cu_seqlens(cu_seqlens, len(x), x.device)
+        streams = streams_of(x, attention_mask, cu_seqlens)
         if state is not None:
-            check_state(state, NoState, streams, x.device, nothing=(0,))
-        y = self._read(x)
-        if mask is not None:
-            y = y * mask.unsqueeze(-1)
-        return (y, self.start_state(streams)) if return_state else y
+            check_state(state, NoState, streams.count, x.device, nothing=(0,))
+        y = streams.restore(self._read(streams.align(x)))
+        return (y, self.start_state(streams.count)) if return_state else y
 
     @torch.no_grad()
     def step_(self, x: Tensor, state: NoState) -> Tensor:
