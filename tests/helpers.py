@@ -7,7 +7,14 @@ from collections.abc import Callable, Sequence
 import torch
 from torch import Tensor
 
+from sdm.ops import available_backends
 from sdm.ops.sparse_delta_rule.inputs import Tokens
+from sdm.ops.triton.availability import interpreting
+
+
+def cpu_backends(op: str = "sparse_delta_rule") -> list[str]:
+    """The backends of an op that serve calls on the CPU here, slowest first: of those for GPUs, what is interpreted."""
+    return [name for name in available_backends(op) if name != "fla" and (name != "triton" or interpreting())]
 
 
 def distinct_slots(shape: Sequence[int], count: int, num_slots: int) -> Tensor:

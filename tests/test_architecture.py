@@ -23,11 +23,10 @@ MAY_IMPORT: dict[str, set[str]] = {
     "layers": {"ops"},
     "data": {"errors", "files"},
     "models": {"layers", "ops", "errors", "files"},
-    "parallel": {"layers", "ops"},
     "run": {"models", "layers", "ops", "data", "errors", "files", "ending", "ranks"},
-    "training": {"parallel", "run", "models", "layers", "ops", "data", "errors", "files", "ending", "ranks"},
+    "training": {"run", "models", "layers", "ops", "data", "errors", "files", "ending", "ranks"},
     "evaluation": {"run", "models", "layers", "ops", "data", "errors", "files", "ranks"},
-    "analysis": {"evaluation", "run", "models", "layers", "ops", "data", "files"},
+    "analysis": {"run", "models", "layers", "ops", "data", "files"},
     "recipes": {"training", "run", "models", "layers", "ops", "data"},
     "experiments": {"recipes", "training", "run", "evaluation", "analysis", "models", "ops", "data", "files", "ending"},
     "cli": {

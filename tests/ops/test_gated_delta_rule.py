@@ -10,13 +10,13 @@ from transformers.models.qwen3_next.modeling_qwen3_next import (
     torch_recurrent_gated_delta_rule,
 )
 
-from sdm.ops import available_backends
+from helpers import cpu_backends
 from sdm.ops.gated_delta_rule import gated_delta_rule, gated_delta_step_
 from sdm.ops.gated_delta_rule.chunked import gated_delta_rule_chunked
 from sdm.ops.gated_delta_rule.inputs import Tokens
 from sdm.ops.sequences import Call
 
-BACKENDS = available_backends()
+BACKENDS = cpu_backends("gated_delta_rule")
 FAST = [name for name in BACKENDS if name != "reference"]
 
 

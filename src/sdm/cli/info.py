@@ -25,6 +25,7 @@ class Info(Command):
     def run(self) -> None:
         from sdm import ops
         from sdm.analysis.tables import model_table
+        from sdm.ops.triton.availability import description
         from sdm.run.model import SavedModel
 
         if self.context < 0:
@@ -34,3 +35,4 @@ class Info(Command):
         print(f"backend: {config.backend}; available here: {', '.join(ops.available_backends())}")
         if "native" not in ops.available_backends():
             print("the compiled core is not installed: CPUs run the slower backend chunked")
+        print(f"kernels for GPUs: {description()}")

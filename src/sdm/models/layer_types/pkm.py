@@ -50,9 +50,6 @@ class ProductKeyType(LayerType):
             backend=config.backend,
         )
 
-    def reach(self, config: Any) -> int:
-        return 0
-
     def cost(self, config: Any) -> LayerCost:
         width, heads, side = config.hidden_size, config.pkm_heads, math.isqrt(config.pkm_slots)
         return LayerCost(

@@ -8,7 +8,6 @@ Shapes: n = sqrt(N) scores per half, k selected slots, P candidate pairs.
 
 from __future__ import annotations
 
-import torch
 from torch import Tensor
 
 from sdm.ops.backends import BACKENDS, serve
@@ -16,10 +15,11 @@ from sdm.ops.product_key.inputs import Call, check_scores
 from sdm.ops.product_key.native import NATIVE
 from sdm.ops.product_key.pruned import CHUNKED
 from sdm.ops.product_key.reference import REFERENCE
+from sdm.ops.product_key.triton import TRITON
 
 __all__ = ["product_key_topk"]
 
-BACKENDS["product_key_topk"] = [NATIVE, CHUNKED, REFERENCE]
+BACKENDS["product_key_topk"] = [NATIVE, TRITON, CHUNKED, REFERENCE]
 
 
 def product_key_topk(scores: Tensor, k: int, *, backend: str = "auto") -> tuple[Tensor, Tensor]:
@@ -28,8 +28,8 @@ def product_key_topk(scores: Tensor, k: int, *, backend: str = "auto") -> tuple[
     Args:
         scores: `[..., 2 sqrt(N)]`, the two halves of sub-scores side by side, floating point.
         k: how many slots to select, 1 to N. It may exceed sqrt(N).
-        backend: "auto", "reference" (forms all N sums), "chunked" (plain PyTorch on the pairs that can win) or
-            "native" (C++, CPU).
+        backend: "auto", "reference" (forms all N sums), "chunked" (plain PyTorch on the pairs that can win),
+            "native" (C++, CPU) or "triton" (GPUs).
 
     Returns:
         values: `[..., k]` the selected sums, in the dtype of scores and at least float32; gradients flow through them.
@@ -39,6 +39,5 @@ def product_key_topk(scores: Tensor, k: int, *, backend: str = "auto") -> tuple[
     hidden by the selection; whatever the scores, the slots are distinct and in range.
     """
     check_scores(scores, k)
-    dtype = scores.dtype if scores.dtype in (torch.float32, torch.float64) else torch.float32
-    values, index = serve("product_key_topk", backend, Call(scores if scores.dtype == dtype else scores.to(dtype), k))
+    values, index = serve("product_key_topk", backend, Call(scores, k))
     return values, index

@@ -8,17 +8,22 @@ import torch
 from torch import Tensor
 
 from sdm.ops import backends
+from sdm.ops.checks import compute_dtype
 
 
 @dataclass(eq=False)
 class Call(backends.Call):
     """What a backend serves: `run` gives values and slots, [..., k]."""
 
-    scores: Tensor  # [..., 2n] in float32 or float64
+    scores: Tensor  # [..., 2n]
     k: int
 
     def __post_init__(self) -> None:
-        self.device, self.dtype = self.scores.device, self.scores.dtype
+        self.device, self.dtype = self.scores.device, compute_dtype(self.scores)
+
+    def in_full(self) -> tuple[Tensor, int]:
+        """Scores in the dtype of the arithmetic, and k."""
+        return self.scores if self.scores.dtype == self.dtype else self.scores.to(self.dtype), self.k
 
 
 def check_scores(scores: Tensor, k: int) -> None:

@@ -10,7 +10,7 @@ from sdm.ops.product_key.order import exact_sum, first_k, ranking_scores, values
 
 
 def product_key_topk_reference(call: Call) -> tuple[Tensor, Tensor]:
-    scores, k = call.scores, call.k
+    scores, k = call.in_full()
     first, second = ranking_scores(scores).chunk(2, dim=-1)
     rounded, error = exact_sum(first.unsqueeze(-1), second.unsqueeze(-2))
     index = first_k(rounded.flatten(-2), error.flatten(-2), k)

@@ -6,6 +6,7 @@ its backend with `TritonBackend` and imports its kernels when it is first called
 - `availability.py`: whether Triton is there and new enough, and whether its interpreter stands in for a GPU.
 - `backend.py`: which calls a Triton backend takes.
 - `launch.py`: the one function through which every kernel is launched, so that launches can be recorded.
+- `interpreter.py`: Triton's interpreter, quicker and quieter.
 - `traffic.py`: bytes that kernels load and store, counted by the interpreter.
 - `ahead_of_time.py`: recorded launches compiled for GPUs that are not here.
 """

@@ -87,6 +87,12 @@ def launch(kernel: Any, grid: tuple[int, ...], *arguments: Any, **keywords: Any)
     first = next(x for x in (*arguments, *keywords.values()) if isinstance(x, Tensor))
     if first.is_meta or isinstance(first, FakeTensor):
         return
+    if type(kernel).__name__ == "InterpretedFunction":
+        from sdm.ops.triton.interpreter import quick_and_quiet
+
+        with quick_and_quiet():
+            kernel[grid](*arguments, **keywords)
+        return
     with _current_device(first.device):
         kernel[grid](*arguments, **keywords)
 

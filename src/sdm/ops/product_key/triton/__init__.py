@@ -1,0 +1,21 @@
+"""Product-key selection on GPUs: one launch forward, one backward."""
+
+from __future__ import annotations
+
+from torch import Tensor
+
+from sdm.ops.backends import no_forward_mode
+from sdm.ops.product_key.inputs import Call
+from sdm.ops.product_key.triton import host
+from sdm.ops.triton.backend import TritonBackend
+
+
+def product_key_topk_triton(call: Call) -> tuple[Tensor, Tensor]:
+    return host.topk(call.scores, call.k)
+
+
+def _refuses(call: Call) -> str | None:
+    return no_forward_mode(call) or host.refuses(call.scores, call.k)
+
+
+TRITON = TritonBackend(product_key_topk_triton, refuses=_refuses)

@@ -1,0 +1,138 @@
+"""Recorded launches compiled for GPUs that are not here, and what the compiled kernels take.
+
+Triton's own compiler is asked as it would be at the launch, with a driver in place that only knows the target, so that
+types, alignments and constants are specialised as they are on a GPU.
+"""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import triton
+from triton.backends.compiler import GPUTarget
+from triton.runtime.driver import driver
+
+from sdm.ops.triton.launch import Launch, Pointer
+
+
+@dataclass(frozen=True)
+class Target:
+    """A GPU to compile for."""
+
+    name: str
+    gpu: GPUTarget
+    shared_limit: int
+    """Bytes of shared memory that a program can have."""
+
+
+TARGETS = {
+    target.name: target
+    for target in (
+        Target("sm_80", GPUTarget("cuda", 80, 32), 163 * 1024),
+        Target("sm_90", GPUTarget("cuda", 90, 32), 227 * 1024),
+        Target("gfx942", GPUTarget("hip", "gfx942", 64), 64 * 1024),
+    )
+}
+
+
+@dataclass(frozen=True)
+class Resources:
+    """What a compiled kernel takes."""
+
+    registers: int
+    """Of a thread; on AMD vector registers, with those for matrix products."""
+    spilled: int
+    """Bytes of a thread that did not find a register, and other memory of a thread's own."""
+    shared: int
+    """Bytes of a program."""
+
+    def problem(self, target: Target) -> str | None:
+        """Why this is not good enough, or None."""
+        if self.spilled:
+            return f"spills {self.spilled} bytes of registers per thread"
+        if self.shared > target.shared_limit:
+            return f"takes {self.shared} bytes of shared memory, {target.name} has {target.shared_limit}"
+        return None
+
+
+def compile_launch(launch: Launch, target: Target) -> Resources:
+    """Compile the kernel as this launch would on the target; raises what Triton's compiler raises."""
+    if type(launch.kernel).__name__ == "InterpretedFunction":
+        raise RuntimeError("the interpreter does not compile: start Python without TRITON_INTERPRET")
+    arguments = {name: _stand_in(x) for name, x in launch.arguments.items()}
+    with _driver_for(target):
+        kernel = launch.kernel.run(**arguments, **launch.options, grid=launch.grid, warmup=True)
+    if target.gpu.backend == "cuda":
+        return _of_cubin(kernel.asm["cubin"], kernel.metadata.shared)
+    return _of_amdgcn(kernel.asm["amdgcn"], kernel.metadata.shared)
+
+
+class _StandIn:
+    """A tensor as far as the compiler looks at it."""
+
+    def __init__(self, pointer: Pointer) -> None:
+        self.dtype = pointer.dtype
+        self._address = 0 if pointer.aligned else self.dtype.itemsize
+
+    def data_ptr(self) -> int:
+        return self._address
+
+    def ptr_range(self) -> int:
+        return 2**62  # no promise that offsets fit 32 bits
+
+
+def _stand_in(x: Any) -> Any:
+    return _StandIn(x) if isinstance(x, Pointer) else x
+
+
+class _Driver:
+    def __init__(self, target: Target) -> None:
+        self.target = target
+
+    def get_current_target(self) -> GPUTarget:
+        return self.target.gpu
+
+    def get_current_device(self) -> str:
+        return self.target.name
+
+    def get_current_stream(self, device: str) -> int:
+        return 0
+
+
+@contextmanager
+def _driver_for(target: Target) -> Iterator[None]:
+    before = driver._active
+    driver.set_active(_Driver(target))
+    try:
+        yield
+    finally:
+        driver._active = before
+
+
+def _of_cubin(cubin: bytes, shared: int) -> Resources:
+    tool = triton.knobs.nvidia.cuobjdump.path
+    with tempfile.TemporaryDirectory() as folder:
+        file = Path(folder) / "kernel.cubin"
+        file.write_bytes(cubin)
+        command = [tool, "--dump-resource-usage", str(file)]
+        said = subprocess.run(command, capture_output=True, text=True, check=True).stdout
+    (registers,) = re.findall(r"REG:(\d+)", said)
+    (stack,) = re.findall(r"STACK:(\d+)", said)
+    (local,) = re.findall(r"LOCAL:(\d+)", said)
+    return Resources(int(registers), int(stack) + int(local), shared)
+
+
+def _of_amdgcn(assembly: str, shared: int) -> Resources:
+    def count(name: str) -> int:
+        return sum(int(x) for x in re.findall(rf"\.{name}:\s*(\d+)", assembly))
+
+    # A register is four bytes; the memory of a thread's own holds the spilled ones too.
+    spilled = max(4 * (count("vgpr_spill_count") + count("sgpr_spill_count")), count("private_segment_fixed_size"))
+    return Resources(max(count("vgpr_count"), count("agpr_count")), spilled, shared)
