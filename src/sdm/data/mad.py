@@ -4,22 +4,18 @@ The last tokens of a vocabulary are special; in the recall tasks the lower half 
 values, and noise follows them. Recall is trained on every next token of a row, as language models are, and measured, on
 held-out rows, on the values of keys that came before. Compression is the one task that differs: see there.
 
-A task is a function of a random generator and whether the row is for training, to one row: its tokens, and a dictionary
-from positions to what they predict. A row of the training set is a function of its number.
+A task is a function of a random generator and whether the row is for training, to one row. A row of the training set is
+a function of its number.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable
 from random import Random
 
-import torch
-
-from sdm.data.batch import IGNORED, Batch
 from sdm.data.published_config import MADTaskConfig
-from sdm.data.randomness import Permutation, fingerprint_of, hash_of
-
-RowTokens = tuple[list[int], dict[int, int]]
+from sdm.data.randomness import Permutation, hash_of
+from sdm.data.rows import DrawnRows, RowTokens
 
 
 def in_context_recall(config: MADTaskConfig, rng: Random, training: bool) -> RowTokens:
@@ -122,17 +118,8 @@ TASKS: dict[str, Callable[[MADTaskConfig, Random, bool], RowTokens]] = {
 }
 
 
-class MAD:
-    """A `BatchSource`. Held-out splits are other rows of the same task, without end."""
-
-    num_steps = None
-
-    def __init__(self, config: MADTaskConfig, split: str = "train") -> None:
-        self.config, self.split = config, split
-
-    @property
-    def batch_size(self) -> int:
-        return self.config.batch_size
+class MAD(DrawnRows):
+    """The task of a configuration. A training set has an end and begins anew; held-out rows go on."""
 
     @property
     def sequence_length(self) -> int:
@@ -146,27 +133,13 @@ class MAD:
     def vocab_size(self) -> int:
         return self.config.vocabulary
 
-    @property
-    def fingerprint(self) -> str:
-        return fingerprint_of(self.config, self.split)
-
-    def batch(self, step: int, rows: Sequence[int]) -> Batch:
-        task, training = TASKS[self.config.task], self.split == "train"
-        input_ids = torch.empty(len(rows), self.sequence_length, dtype=torch.int64)
-        targets = torch.full_like(input_ids, IGNORED)
-        for i, row in enumerate(rows):
-            tokens, wanted = task(self.config, self._generator(step, row), training)
-            input_ids[i] = torch.tensor(tokens)
-            targets[i, list(wanted)] = torch.tensor(list(wanted.values()))
-        return Batch(input_ids, targets)
-
-    def _generator(self, step: int, row: int) -> Random:
-        config = self.config
-        if self.split != "train":
-            return Random(hash_of(config.seed, "mad", self.split, step, row))
-        epoch, place = divmod(step * config.batch_size + row, config.examples)
-        number = Permutation(config.examples, config.seed, "order", epoch)[place]
-        return Random(hash_of(config.seed, "mad", "train", number))
+    def row(self, step: int, number: int) -> RowTokens:
+        config, training = self.config, self.split == "train"
+        place: tuple[int, ...] = (step, number)
+        if training:
+            epoch, example = divmod(step * config.batch_size + number, config.examples)
+            place = (Permutation(config.examples, config.seed, "order", epoch)[example],)
+        return TASKS[config.task](config, Random(hash_of(config.seed, "mad", self.split, *place)), training)
 
 
 def _recall(config: MADTaskConfig, rng: Random, training: bool, content: int, noise_fraction: float) -> RowTokens:

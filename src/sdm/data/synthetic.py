@@ -1,22 +1,18 @@
 """Six synthetic tasks of this project's own, in the manner of MAD's; `sdm.data.mad` has the published ones.
 
 Content tokens come first: in the recall tasks the lower half are keys, the upper half values. Then come a marker and a
-blank, then, for noisy recall, the noise. A task is a function from a random generator to one row: its tokens, and a
-dictionary from positions to what they predict.
+blank, then, for noisy recall, the noise. A task is a function from a random generator to one row.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from random import Random
 
-import torch
-
-from sdm.data.batch import IGNORED, Batch
-from sdm.data.randomness import fingerprint_of, hash_of
+from sdm.data.randomness import hash_of
+from sdm.data.rows import DrawnRows, RowTokens
 from sdm.data.task_config import SyntheticConfig
 
-RowTokens = tuple[list[int], dict[int, int]]
 NUM_NOISE = 16
 
 
@@ -92,17 +88,8 @@ TASKS: dict[str, Callable[[SyntheticConfig, Random], RowTokens]] = {
 }
 
 
-class Synthetic:
-    """A `BatchSource`. Held-out splits are other rows of the same task."""
-
-    num_steps = None
-
-    def __init__(self, config: SyntheticConfig, split: str = "train") -> None:
-        self.config, self.split = config, split
-
-    @property
-    def batch_size(self) -> int:
-        return self.config.batch_size
+class Synthetic(DrawnRows):
+    """The task of a configuration."""
 
     @property
     def sequence_length(self) -> int:
@@ -112,20 +99,8 @@ class Synthetic:
     def vocab_size(self) -> int:
         return self.config.content + 2 + (NUM_NOISE if self.config.task == "noisy-recall" else 0)
 
-    @property
-    def fingerprint(self) -> str:
-        return fingerprint_of(self.config, self.split)
-
-    def batch(self, step: int, rows: Sequence[int]) -> Batch:
-        task = TASKS[self.config.task]
-        input_ids = torch.empty(len(rows), self.config.length, dtype=torch.int64)
-        targets = torch.full_like(input_ids, IGNORED)
-        for i, row in enumerate(rows):
-            tokens, wanted = task(self.config, Random(hash_of(self.config.seed, self.split, step, row)))
-            input_ids[i] = torch.tensor(tokens)
-            if wanted:
-                targets[i, list(wanted)] = torch.tensor(list(wanted.values()))
-        return Batch(input_ids, targets)
+    def row(self, step: int, number: int) -> RowTokens:
+        return TASKS[self.config.task](self.config, Random(hash_of(self.config.seed, self.split, step, number)))
 
 
 def _recall(config: SyntheticConfig, rng: Random, noise: int) -> RowTokens:
