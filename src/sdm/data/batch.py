@@ -5,7 +5,7 @@ Shapes: B rows, T time.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -15,6 +15,7 @@ from torch import Tensor
 from sdm.data.errors import DataError
 
 IGNORED = -100
+Announce = Callable[[str], None]  # is told what takes long, such as tokenising
 
 
 @dataclass(frozen=True)

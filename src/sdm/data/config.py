@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal, get_args
 
+from sdm.data.batch import Announce, BatchSource
 from sdm.data.errors import DataError, check_not_negative, check_one_of, check_positive
 from sdm.data.published_config import MADTaskConfig, MQARTaskConfig
 from sdm.data.splits import check_fractions
@@ -48,6 +49,11 @@ class CorpusConfig:
     verify: bool = True
     """Compare the checksums of cached tokens, which reads them once at the start."""
 
+    def open(self, split: str, total_steps: int | None, announce: Announce) -> BatchSource:
+        from sdm.data.corpus import open_corpus
+
+        return open_corpus(self, split, announce)
+
     def __post_init__(self) -> None:
         if not self.sources:
             raise DataError("sources must name at least one source")
@@ -69,4 +75,5 @@ class CorpusConfig:
         check_not_negative(seed=self.seed)
 
 
+# Each opens the batches that it describes; the source, which knows its configuration, is imported then.
 DataConfig = CorpusConfig | RecallConfig | MQARTaskConfig | MADTaskConfig | SyntheticConfig

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 import torch
 
-from sdm.data.batch import Batch
+from sdm.data.batch import Announce, Batch
 from sdm.data.config import CorpusConfig
 from sdm.data.errors import DataError
 from sdm.data.mixture import Mixture, shares
@@ -21,9 +21,7 @@ from sdm.data.splits import SPLITS
 from sdm.data.tokenization import Tokenizer
 
 
-def open_corpus(
-    config: CorpusConfig, split: str = "train", announce: Callable[[str], None] = lambda message: None
-) -> Corpus:
+def open_corpus(config: CorpusConfig, split: str = "train", announce: Announce = lambda message: None) -> Corpus:
     """Tokenise what is not in the cache yet, and open one split."""
     if split not in SPLITS:
         raise DataError(f"split must be one of {', '.join(SPLITS)}, got {split!r}")

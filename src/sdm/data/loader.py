@@ -2,27 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Any
 
-from sdm.data.batch import Batch, BatchSource
-from sdm.data.config import CorpusConfig, DataConfig
-from sdm.data.corpus import open_corpus
+from sdm.data.batch import Announce, Batch, BatchSource
+from sdm.data.config import DataConfig
 from sdm.data.errors import DataError, check_not_negative, check_positive
-from sdm.data.mad import MAD
-from sdm.data.mqar import MQAR
-from sdm.data.published_config import MADTaskConfig, MQARTaskConfig
-from sdm.data.recall import Recall
 from sdm.data.splits import SPLITS
-from sdm.data.synthetic import Synthetic
-from sdm.data.task_config import RecallConfig, SyntheticConfig
 
 
 def open_data(
     config: DataConfig,
     split: str = "train",
     total_steps: int | None = None,
-    announce: Callable[[str], None] = lambda message: None,
+    announce: Announce = lambda message: None,
 ) -> BatchSource:
     """The batches that a config describes.
 
@@ -34,17 +27,9 @@ def open_data(
     """
     if split not in SPLITS:
         raise DataError(f"split must be one of {', '.join(SPLITS)}, got {split!r}")
-    if isinstance(config, CorpusConfig):
-        return open_corpus(config, split, announce)
-    if isinstance(config, RecallConfig):
-        return Recall(config, split, total_steps)
-    if isinstance(config, MQARTaskConfig):
-        return MQAR(config, split)
-    if isinstance(config, MADTaskConfig):
-        return MAD(config, split)
-    if isinstance(config, SyntheticConfig):
-        return Synthetic(config, split)
-    raise DataError(f"config must be a CorpusConfig or that of a synthetic task, got {type(config).__name__}")
+    if not isinstance(config, DataConfig):
+        raise DataError(f"config must be a CorpusConfig or that of a synthetic task, got {type(config).__name__}")
+    return config.open(split, total_steps, announce)
 
 
 class Batches(Iterator[Batch]):

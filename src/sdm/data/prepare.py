@@ -7,10 +7,11 @@ import hashlib
 import json
 import math
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+from sdm.data.batch import Announce
 from sdm.data.bpe import train_bpe
 from sdm.data.errors import DataError
 from sdm.data.randomness import hash_of
@@ -42,7 +43,7 @@ def prepare_tokens(
     test_fraction: float = 0.05,
     cache_dir: Path | None = None,
     verify: bool = True,
-    announce: Callable[[str], None] = lambda message: None,
+    announce: Announce = lambda message: None,
 ) -> TokenStore:
     """The tokens of one split of a source. All splits are written in one pass."""
     description = {"name": source.name, "identity": _digest(source.identity())}
@@ -71,7 +72,7 @@ def prepare_tokenizer(
     valid_fraction: float = 0.05,
     test_fraction: float = 0.05,
     cache_dir: Path | None = None,
-    announce: Callable[[str], None] = lambda message: None,
+    announce: Announce = lambda message: None,
 ) -> Tokenizer:
     """What `spec` names: "byte", a tokenizer's path, or "bpe:SIZE", trained on the sources' training documents."""
     if not spec.startswith(BPE):

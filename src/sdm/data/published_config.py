@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal, get_args
 
+from sdm.data.batch import Announce, BatchSource
 from sdm.data.errors import DataError, check_not_negative, check_one_of, check_positive
 
 MADTask = Literal[
@@ -62,6 +63,11 @@ class MADTaskConfig:
     """Rows of a step, over all ranks and accumulated batches."""
     seed: int = 0
     """Decides every row, and in memorization the values."""
+
+    def open(self, split: str, total_steps: int | None, announce: Announce) -> BatchSource:
+        from sdm.data.mad import MAD
+
+        return MAD(self, split)
 
     def __post_init__(self) -> None:
         check_one_of(get_args(MADTask), task=self.task)
@@ -139,6 +145,11 @@ class MQARTaskConfig:
     """Rows of a step, over all ranks and accumulated batches. A held-out batch has an eighth of them."""
     seed: int = 0
     """Decides every row."""
+
+    def open(self, split: str, total_steps: int | None, announce: Announce) -> BatchSource:
+        from sdm.data.mqar import MQAR
+
+        return MQAR(self, split)
 
     def __post_init__(self) -> None:
         check_positive(batch_size=self.batch_size)

@@ -9,6 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar, Literal, get_args
 
+from sdm.data.batch import Announce, BatchSource
 from sdm.data.errors import DataError, check_not_negative, check_one_of, check_positive
 
 SyntheticTask = Literal[
@@ -40,6 +41,11 @@ class RecallConfig:
     """Rows of a step, over all ranks and accumulated batches."""
     seed: int = 0
     """Decides every row."""
+
+    def open(self, split: str, total_steps: int | None, announce: Announce) -> BatchSource:
+        from sdm.data.recall import Recall
+
+        return Recall(self, split, total_steps)
 
     def __post_init__(self) -> None:
         check_positive(
@@ -91,6 +97,11 @@ class SyntheticConfig:
     """Rows of a step, over all ranks and accumulated batches."""
     seed: int = 0
     """Decides every row."""
+
+    def open(self, split: str, total_steps: int | None, announce: Announce) -> BatchSource:
+        from sdm.data.synthetic import Synthetic
+
+        return Synthetic(self, split)
 
     def __post_init__(self) -> None:
         check_one_of(get_args(SyntheticTask), task=self.task)
