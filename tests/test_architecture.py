@@ -24,14 +24,14 @@ MAY_IMPORT: dict[str, set[str]] = {
     "data": {"errors", "files"},
     "models": {"layers", "ops", "errors", "files"},
     "run": {"models", "layers", "ops", "data", "errors", "files", "ending", "ranks"},
-    "training": {"run", "models", "layers", "ops", "data", "errors", "files", "ending", "ranks"},
+    "training": {"run", "models", "layers", "ops", "data", "errors", "files", "ending", "ranks", "__version__"},
     "evaluation": {"run", "models", "layers", "ops", "data", "errors", "files", "ranks"},
     "analysis": {"run", "models", "layers", "ops", "data", "files"},
     "recipes": {"training", "run", "models", "layers", "ops", "data"},
     "experiments": {"recipes", "training", "run", "evaluation", "analysis", "models", "ops", "data", "files", "ending"},
     "cli": {
         *("experiments", "recipes", "training", "run", "evaluation", "analysis", "models", "ops", "data"),
-        *("__version__", "errors", "files", "ending"),
+        *("__version__", "errors", "files", "ending", "ranks"),
     },
 }
 HEAVY = {"transformers", "tokenizers", "safetensors", "tyro", "rich", "matplotlib", "numpy"}

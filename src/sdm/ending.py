@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator
 from types import FrameType
 from typing import TextIO
 
-from sdm.errors import UserError
+from sdm.errors import RankError, UserError
 
 # Not all systems have SIGHUP, which says that the terminal was closed.
 HANGUP: signal.Signals | None = getattr(signal, "SIGHUP", None)
@@ -31,6 +31,9 @@ class Interrupted(KeyboardInterrupt):
 class Stopped(RuntimeError):
     """Work ended before its time; the message says why, and where it continues from."""
 
+    of_all = False
+    """Whether all processes of a job end so: then the first one says it."""
+
     def __init__(self, message: str, exit_code: int = 1) -> None:
         super().__init__(message)
         self.exit_code = exit_code
@@ -46,12 +49,16 @@ def ending_with_one_message(advice: str = "") -> Iterator[None]:
     except (UserError, OSError) as error:
         if os.environ.get("SDM_TRACEBACK") == "1":
             raise
-        raise SystemExit(f"error: {error}") from error
+        if isinstance(error, RankError) and _rank():
+            raise SystemExit(1) from error  # the rank that has failed says so, and the first one
+        raise SystemExit(f"{_speaker()}error: {error}") from error
     except Interrupted as interrupted:
-        _say(f"stopped: {interrupted}{advice}")
+        if not _rank():
+            _say(f"stopped: {interrupted}{advice}")
         raise SystemExit(interrupted.exit_code) from interrupted
     except Stopped as stopped:
-        _say(f"stopped: {stopped}")
+        if not (stopped.of_all and _rank()):
+            _say(f"{_speaker()}stopped: {stopped}")
         raise SystemExit(stopped.exit_code) from stopped
     finally:
         _settle()
@@ -64,6 +71,14 @@ def silence(stream: TextIO) -> None:
         null = os.open(os.devnull, os.O_WRONLY)
         os.dup2(null, stream.fileno())
         os.close(null)
+
+
+def _rank() -> int:
+    return int(os.environ.get("RANK", "0"))
+
+
+def _speaker() -> str:
+    return f"rank {_rank()}: " if _rank() else ""
 
 
 def _say(text: str) -> None:

@@ -17,7 +17,7 @@ from typing import Any, TypeVar
 import torch
 import torch.distributed as dist
 
-from sdm.errors import UserError
+from sdm.errors import RankError
 
 T = TypeVar("T")
 
@@ -26,15 +26,15 @@ T = TypeVar("T")
 PATIENCE = timedelta(days=1)
 
 
-class RankError(UserError):
-    """Another rank has failed, and says there why."""
-
-
 class Ranks:
     """This process among those of its job."""
 
     def __init__(self, rank: int = 0, size: int = 1, group: Any = None) -> None:
         self.rank, self.size, self._group = rank, size, group
+
+    @property
+    def _leads(self) -> bool:
+        return self.size == 1 or os.environ.get("LOCAL_RANK", "0") == "0"
 
     @property
     def first(self) -> bool:
@@ -63,6 +63,15 @@ class Ranks:
         """The first rank acts. All get what came of it."""
         return self.together(lambda: action() if self.first else None)[0]  # type: ignore[return-value]
 
+    def in_turn(self, action: Callable[[], T]) -> T:
+        """Every rank acts, one of each machine before the others: those find what it has left on the disk."""
+        results: list[T] = []
+        for turn in (True, False):
+            self.together(lambda turn=turn: results.append(action()) if self._leads == turn else None)  # type: ignore[misc]
+            if self.size == 1:
+                break
+        return results[0]
+
     def sum(self, *values: float) -> tuple[float, ...]:
         """Each value, added up over the ranks."""
         if self.size == 1:
@@ -89,5 +98,18 @@ def join(device: torch.device) -> Ranks:
     if world_size() == 1:
         return ALONE
     if not dist.is_initialized():
+        if device.type == "cuda":
+            torch.cuda.set_device(device)
         dist.init_process_group("cpu:gloo,cuda:nccl" if device.type == "cuda" else "gloo")
     return Ranks(dist.get_rank(), dist.get_world_size(), dist.new_group(backend="gloo", timeout=PATIENCE))
+
+
+def leave() -> None:
+    """Part from the others, at the end of a job."""
+    if dist.is_available() and dist.is_initialized():
+        dist.destroy_process_group()
+
+
+def is_lost(error: BaseException) -> bool:
+    """Whether an error says that another process is gone, or does not answer. Gloo has no class for that."""
+    return isinstance(error, dist.DistError) or "gloo" in str(error)

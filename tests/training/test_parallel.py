@@ -9,6 +9,7 @@ import pytest
 import torch
 
 from sdm.ranks import Ranks
+from sdm.run.mesh import Mesh
 from sdm.training import ComputeConfig, Trainer
 from sdm.training.parallel import Parallel, draw
 from training.runs import text_run
@@ -18,7 +19,7 @@ from training.runs import text_run
 @pytest.mark.parametrize("size", [1, 2, 3, 4, 7])
 @pytest.mark.parametrize("accumulation", [1, 2, 4])
 def test_every_row_is_computed_once(batch_size: int, size: int, accumulation: int) -> None:
-    dealt = [Parallel(Ranks(rank, size)).pieces(batch_size, accumulation) for rank in range(size)]
+    dealt = [Parallel(Mesh(size), Ranks(rank, size)).pieces(batch_size, accumulation) for rank in range(size)]
     assert [row for pieces in dealt for rows in pieces for row in rows] == list(range(batch_size))
     # The ranks go step by step, and none takes more memory than one process would.
     assert len({len(pieces) for pieces in dealt}) == 1

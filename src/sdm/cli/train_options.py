@@ -42,6 +42,8 @@ class TrainOptions(Command):
             return
         trainer = Trainer(self.config, self.run_dir)
         folder = trainer.run()
+        if not trainer.ranks.first:
+            return
         prompt = "--tokens 1 2 3" if trainer.tokenizer is None else "--prompt 'The '"
         print(f"{folder}: try `sdm generate {shlex.quote(str(self.run_dir))} {prompt}`")
 

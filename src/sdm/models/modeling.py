@@ -25,7 +25,7 @@ from sdm.models.arguments import check_extras
 from sdm.models.cache import SDMCache
 from sdm.models.configuration import SDMConfig
 from sdm.models.layer_types import LAYER_TYPES
-from sdm.models.likelihood import IGNORED, next_token_targets, target_nll
+from sdm.models.likelihood import IGNORED, next_token_targets, nll, target_nll
 from sdm.models.rope import rope_of
 from sdm.models.weight_decay import exempt_from_decay
 
@@ -226,6 +226,8 @@ class SDMForCausalLM(SDMPreTrainedModel, GenerationMixin):
     _tied_weights_keys = {"lm_head.weight": "model.embed_tokens.weight"}  # noqa: RUF012
     _tp_plan = {"lm_head": "colwise_gather_output"}  # noqa: RUF012
     _fsdp_plan = {"lm_head": "keep_full_weight"}  # noqa: RUF012
+
+    nll = nll  # as a method FSDP can have the weights at hand for it
 
     def __init__(self, config: SDMConfig) -> None:
         super().__init__(config)

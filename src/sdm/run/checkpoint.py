@@ -17,9 +17,10 @@ from safetensors import SafetensorError
 from torch import Tensor
 from torch.distributed.checkpoint.api import CheckpointException
 
+from sdm.errors import RankError
 from sdm.files import new_folder, remove_folder, remove_leftovers, write_json
 from sdm.models.manifest import MANIFEST, file_entry
-from sdm.ranks import ALONE, RankError, Ranks
+from sdm.ranks import ALONE, Ranks
 from sdm.run.checkpoint_folder import (
     FORMAT,
     STATE,

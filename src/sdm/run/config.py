@@ -11,6 +11,7 @@ from sdm.data.errors import LARGEST
 from sdm.models.layer_types import LAYER_TYPES
 from sdm.models.model_config import ModelConfig
 from sdm.run.errors import TrainingError
+from sdm.run.mesh import MeshConfig
 
 LARGEST_STEPS = 10**9  # at a step a second, thirty years
 LARGEST_THREADS = 1024  # far more end the process, without a word, where they cannot be started
@@ -106,7 +107,8 @@ class ComputeConfig:
     precision: Literal["float32", "bfloat16"] = "float32"
     """bfloat16 multiplies matrices in 16 bits (autocast); weights, gates and states stay in float32."""
     accumulation: int = 1
-    """Pieces that the rows of a batch are cut into; their gradients are added up before a step."""
+    """Pieces that the rows of a batch are cut into; their gradients are added up before a step. Ranks share them: each
+    computes no more rows at a time than one process would."""
     checkpointing: Literal["none", "block", "segment"] = "none"
     """What is computed again in backward instead of kept: nothing; each block but its input; or stretches of time,
     of which only the states in between are kept (for models without full attention and data that is not packed)."""
@@ -114,6 +116,8 @@ class ComputeConfig:
     """Tokens of a stretch with checkpointing = "segment"."""
     compile: bool = False
     """Run the blocks through torch.compile, which helps on GPUs."""
+    mesh: MeshConfig = field(default_factory=MeshConfig)
+    """How the processes that torchrun started share the work."""
 
     def __post_init__(self) -> None:
         _check_positive("compute", accumulation=self.accumulation, segment_length=self.segment_length)

@@ -7,13 +7,17 @@ import re
 from pathlib import Path
 
 from safetensors import SafetensorError
+from torch import Tensor
 
 from sdm.data.tokenization import Tokenizer
+from sdm.errors import RankError
 from sdm.files import DamagedFile, new_folder, read_json, remove_leftovers
 from sdm.models import SDMConfig, SDMForCausalLM
 from sdm.models.manifest import MANIFEST, read_manifest, write_manifest
 from sdm.models.saved_folder import INDEX, no_progress_bar
+from sdm.ranks import ALONE, Ranks
 from sdm.run.errors import TrainingError
+from sdm.run.shared_export import save_shared
 
 _WRITTEN = (
     "config.json",
@@ -28,24 +32,44 @@ _WRITTEN = (
 _PART = re.compile(r"model(-\d{5}-of-\d{5})?\.safetensors")
 
 
-def export_model(model: SDMForCausalLM, tokenizer: Tokenizer | None, folder: Path) -> Path:
-    """Write the folder, replacing an older export, and nothing else, only once the new one is complete."""
-    try:
-        path = folder.resolve()
+def export_model(model: SDMForCausalLM, tokenizer: Tokenizer | None, folder: Path, ranks: Ranks = ALONE) -> Path:
+    """Write the folder, replacing an older export, and nothing else, only once the new one is complete. By all ranks
+    that the model is dealt to."""
+    path = folder.resolve()
+
+    def begin() -> Path:
         check_replaceable(path)
         remove_leftovers(path)
-        with new_folder(path, replace=True) as temporary, no_progress_bar():
-            model.save_pretrained(temporary)
-            if tokenizer is not None:
-                tokenizer.save(temporary)
-            write_manifest(temporary)
-    except TrainingError:
+        return stack.enter_context(new_folder(path, replace=True))
+
+    def complete() -> None:
+        if tokenizer is not None:
+            tokenizer.save(temporary)
+        write_manifest(temporary)
+        stack.close()  # gives the folder its name
+
+    try:
+        with contextlib.ExitStack() as stack, no_progress_bar():
+            temporary = ranks.once(begin)
+            if ranks.size == 1:
+                model.save_pretrained(temporary)
+            else:
+                save_shared(model, model_tensors(model), temporary, ranks)
+            ranks.once(complete)
+    except (TrainingError, RankError):
         raise
     except (OSError, SafetensorError, ValueError) as error:
         raise TrainingError(
             f"the model cannot be exported to {folder}: {error}; `sdm export RUN --output FOLDER` writes it elsewhere"
         ) from error
     return folder
+
+
+def model_tensors(model: SDMForCausalLM) -> dict[str, Tensor]:
+    """The weights and buffers that checkpoints and exports hold. Tied weights appear once."""
+    saved = model.state_dict().keys()
+    buffers = {name: x for name, x in model.named_buffers() if name in saved}
+    return {name: x.detach() for name, x in (dict(model.named_parameters()) | buffers).items()}
 
 
 def check_replaceable(folder: Path, option: str = "--output") -> None:

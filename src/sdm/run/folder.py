@@ -12,6 +12,7 @@ from typing import Any
 from sdm.data.tokenization import Tokenizer, keep_tokenizer
 from sdm.files import DamagedFile, new_folder, parse_json, read_json, remove_leftovers
 from sdm.models.manifest import file_entries, file_entry
+from sdm.ranks import ALONE, Ranks
 from sdm.run.checkpoint import CheckpointStore
 from sdm.run.config import TrainConfig
 from sdm.run.config_file import KIND, differences, from_json, read_config, to_json, write_config
@@ -28,6 +29,7 @@ FREE = (
     "compute.checkpointing",
     "compute.compile",
     "compute.device",
+    "compute.mesh.",
     "compute.segment_length",
     "compute.threads",
     "data.cache_dir",
@@ -72,8 +74,8 @@ class Run:
         reached = max(self.checkpoints().steps(), default=None)
         return reached is None or reached >= self.config().schedule.steps
 
-    def checkpoints(self, keep: int = 2) -> CheckpointStore:
-        return CheckpointStore(self.folder / CHECKPOINTS, keep)
+    def checkpoints(self, keep: int = 2, ranks: Ranks = ALONE) -> CheckpointStore:
+        return CheckpointStore(self.folder / CHECKPOINTS, keep, ranks)
 
     def config(self) -> TrainConfig:
         """That of the newest checkpoint, or of run.json while there is none."""

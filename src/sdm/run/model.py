@@ -6,15 +6,13 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 
-from torch import Tensor
-
 from sdm.data.config import CorpusConfig
 from sdm.data.loader import open_data
 from sdm.data.tokenization import Tokenizer, load_tokenizer
 from sdm.models import SDMConfig, SDMForCausalLM
 from sdm.models.saved_folder import CONFIG, load_config, load_model
 from sdm.run.errors import TrainingError
-from sdm.run.export import export_model
+from sdm.run.export import export_model, model_tensors
 from sdm.run.folder import EXPORT, Run
 
 
@@ -90,10 +88,3 @@ def _built(run: Run) -> tuple[SDMConfig, Tokenizer | None]:
     data = open_data(config.data, "train", config.schedule.steps)
     found: Tokenizer | None = getattr(data, "tokenizer", None)
     return config.model.build(data.vocab_size, None if found is None else found.eos_id), found
-
-
-def model_tensors(model: SDMForCausalLM) -> dict[str, Tensor]:
-    """The weights and buffers that a checkpoint holds. Tied weights appear once."""
-    saved = model.state_dict().keys()
-    buffers = {name: x for name, x in model.named_buffers() if name in saved}
-    return {name: x.detach() for name, x in (dict(model.named_parameters()) | buffers).items()}

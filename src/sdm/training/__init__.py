@@ -11,12 +11,14 @@ from sdm.run.config import (
     TrainConfig,
 )
 from sdm.run.errors import TrainingError, TrainingStopped
+from sdm.run.mesh import MeshConfig
 from sdm.training.trainer import Trainer
 
 __all__ = [
     "CheckpointConfig",
     "ComputeConfig",
     "GuardConfig",
+    "MeshConfig",
     "ModelConfig",
     "MonitorConfig",
     "OptimConfig",

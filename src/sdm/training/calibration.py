@@ -10,7 +10,9 @@ from torch import Tensor, nn
 
 from sdm.data.batch import Batch, BatchSource
 from sdm.models import SDMForCausalLM, cost
+from sdm.ranks import ALONE, Ranks
 from sdm.run.config import TrainConfig
+from sdm.training.parallel import local
 
 # Where a run is looked at, as shares of its steps: curricula make later steps longer.
 PLACES = (0.1, 0.3, 0.5, 0.7, 0.9)
@@ -19,22 +21,29 @@ PATIENCE = 3.0  # seconds: what takes longer is not timed again
 
 
 def seconds_of_run(
-    config: TrainConfig, model: SDMForCausalLM, data: BatchSource, loss: Callable[[Batch], Tensor]
+    config: TrainConfig,
+    model: SDMForCausalLM,
+    data: BatchSource,
+    loss: Callable[[Batch], Tensor],
+    rows: int,
+    pieces: int,
+    ranks: Ranks = ALONE,
 ) -> float:
-    """Seconds of all steps and measurements. `loss` computes that of one piece of a batch; what backward leaves in the
-    model is removed, and neither its buffers nor the random numbers change."""
-    steps, pieces = config.schedule.steps, config.compute.accumulation
+    """Seconds of all steps and measurements. `loss` computes that of one piece of a batch, `rows` of them, of which
+    there are `pieces` in a step; what backward leaves in the model is removed, and neither its buffers nor the random
+    numbers change."""
+    steps = config.schedule.steps
     parameters = next(model.parameters())
     buffers = [x.clone() for x in model.buffers()]
     found: dict[torch.Size, float] = {}
     total = 0.0
     with torch.random.fork_rng([parameters.device] if parameters.is_cuda else []):
         for place in PLACES:
-            whole = data.batch(int(place * (steps - 1)), range(data.batch_size // pieces))
+            whole = data.batch(int(place * (steps - 1)), range(rows))
             if whole.input_ids.shape not in found:
                 piece = _cut(whole, model).to(parameters.device)
                 share = _flops(model, piece) / _flops(model, whole)
-                found[whole.input_ids.shape] = _time(lambda piece=piece: loss(piece).backward()) / share  # type: ignore[misc]
+                found[whole.input_ids.shape] = _time(lambda piece=piece: loss(piece).backward(), ranks) / share  # type: ignore[misc]
             total += found[whole.input_ids.shape] * pieces / len(PLACES)
     model.zero_grad(set_to_none=True)
     for x, before in zip(model.buffers(), buffers, strict=True):
@@ -76,9 +85,9 @@ def _flops(model: SDMForCausalLM, batch: Batch) -> float:
     return float(batch.num_tokens) * cost(model.config).training_flops_per_token(length)
 
 
-def _time(run: Callable[[], None]) -> float:
+def _time(run: Callable[[], None], ranks: Ranks) -> float:
     """Seconds of the second and third call: the first one also sets up what the others use."""
-    first = _elapsed(run)
+    first = ranks.sum(_elapsed(run))[0] / ranks.size  # ranks must agree on what follows
     return first if first > PATIENCE else (_elapsed(run) + _elapsed(run)) / 2
 
 
@@ -95,7 +104,7 @@ def _optimizer_seconds(model: SDMForCausalLM) -> float:
     total, taken, sample = sum(x.numel() for x in model.parameters()), 0, []
     for x in model.parameters():
         if taken < 2**22:
-            part = x.detach().flatten()[: 2**22]
+            part = local(x).detach().flatten()[: 2**22]
             sample.append(nn.Parameter(torch.zeros_like(part)))
             taken += part.numel()
     optimizer = torch.optim.AdamW(sample)
@@ -106,4 +115,4 @@ def _optimizer_seconds(model: SDMForCausalLM) -> float:
         nn.utils.clip_grad_norm_(sample, 1.0)
         optimizer.step()
 
-    return _time(step) * total / taken
+    return _time(step, ALONE) * total / taken

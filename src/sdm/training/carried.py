@@ -29,7 +29,7 @@ class CarriedStates(Part):
 
     def __init__(self, model: SDMForCausalLM, pieces: Sequence[range], batch_size: int, parallel: Parallel) -> None:
         self._kinds = [block.mixer.start_state(0) for block in model.model.layers]
-        self._device, self._parallel, self._batch_size = model.device, parallel, batch_size
+        self._device, self._parallel, self._batch_size = parallel.device, parallel, batch_size
         self._pieces = pieces
         self._states: list[States | None] = [None] * len(pieces)
 

@@ -13,6 +13,7 @@ import torch
 
 from sdm.run.config import GuardConfig
 from sdm.run.errors import TrainingStopped
+from sdm.training.parallel import local
 from sdm.training.parts import Part, Tensors
 
 WINDOW = 100
@@ -55,12 +56,12 @@ class Guard(Part):
         step: int,
         error: Exception,
         model: torch.nn.Module,
-        again: Callable[[], object],
+        again: Callable[[], object] | None,
         advice: Callable[[], str],
     ) -> None:
         """Raise `TrainingStopped` if what an op has refused is a number that is not finite: some look before the loss
         is known. `again` computes what failed once more, to find where it began."""
-        found = _weights_not_finite(model) or _first_not_finite(model, again)
+        found = _weights_not_finite(model) or ("" if again is None else _first_not_finite(model, again))
         if not found and _NOT_FINITE.search(str(error)):
             found = "All weights and the outputs of all modules are finite."
         if found:
@@ -91,7 +92,7 @@ def _culprits(model: torch.nn.Module) -> str:
     if found := _weights_not_finite(model):
         return found
     gradients = [
-        name for name, x in model.named_parameters() if x.grad is not None and not bool(x.grad.isfinite().all())
+        name for name, x in model.named_parameters() if x.grad is not None and not bool(local(x.grad).isfinite().all())
     ]
     if gradients:
         return f"The weights are finite; gradients that are not: {_few(gradients)}."
@@ -99,7 +100,7 @@ def _culprits(model: torch.nn.Module) -> str:
 
 
 def _weights_not_finite(model: torch.nn.Module) -> str:
-    names = [name for name, x in model.named_parameters() if not bool(x.isfinite().all())]
+    names = [name for name, x in model.named_parameters() if not bool(local(x).isfinite().all())]
     return f"Weights that are not finite: {_few(names)}." if names else ""
 
 

@@ -18,6 +18,7 @@ from torch import Tensor, nn
 
 from sdm.layers import SparseDeltaMemory
 from sdm.ops.sparse_delta_rule.inputs import Tokens
+from sdm.training.parallel import Parallel
 
 STEP_TOKENS = 16_384  # of a single step: enough for stable shares of memories that a small machine holds
 
@@ -40,10 +41,11 @@ class MemoryStatistics:
         max_tokens: how many tokens are looked at until the statistics are taken; later ones are not.
         weighted: count an access by its strength, the weight of a read or the weight of a write times its input gate,
             instead of as one. It changes the entropies; a slot is in use however weakly.
+        parallel: the ranks whose tokens count together.
     """
 
-    def __init__(self, max_tokens: int = STEP_TOKENS, weighted: bool = False) -> None:
-        self._max_tokens, self._weighted = max_tokens, weighted
+    def __init__(self, max_tokens: int = STEP_TOKENS, weighted: bool = False, parallel: Parallel | None = None) -> None:
+        self._max_tokens, self._weighted, self._parallel = max_tokens, weighted, parallel or Parallel()
         self._layers: dict[SparseDeltaMemory, _LayerStatistics] = {}
 
     @contextlib.contextmanager
@@ -69,7 +71,7 @@ class MemoryStatistics:
 
     def take(self) -> dict[str, float]:
         """The means over the layers of what was seen since the last call; empty if there is no SDM layer."""
-        found = [layer.result() for layer in self._layers.values()]
+        found = [layer.result(self._parallel) for layer in self._layers.values()]
         self._layers.clear()
         if not found:
             return {}
@@ -107,14 +109,16 @@ class _LayerStatistics:
         self._strength[name].view(-1).index_add_(0, place, strength.double())
         self._used[name].view(-1)[place] = True
 
-    def result(self) -> dict[str, float]:
-        result: dict[str, float] = {"tokens": self.tokens}
+    def result(self, parallel: Parallel) -> dict[str, float]:
+        result: dict[str, float] = {"tokens": parallel.sum(self.tokens)[0]}
         for name, (low, total, high) in self._gates.items():
-            mean = float(total) / max(self._num_gates[name], 1)
-            result |= {f"{name}_min": float(low), f"{name}_mean": mean, f"{name}_max": float(high)}
+            count = parallel.sum(self._num_gates[name])[0]
+            mean = float(parallel.add_up_(total)) / max(count, 1)
+            lowest, highest = (-parallel.largest_(-low)), parallel.largest_(high)
+            result |= {f"{name}_min": float(lowest), f"{name}_mean": mean, f"{name}_max": float(highest)}
         for name, strength in self._strength.items():
-            result[f"slots_{name}"] = float(self._used[name].double().mean())
-            result[f"entropy_{name}"] = normalized_entropy(strength)
+            result[f"slots_{name}"] = float(parallel.largest_(self._used[name].double()).mean())
+            result[f"entropy_{name}"] = normalized_entropy(parallel.add_up_(strength))
         return result
 
 

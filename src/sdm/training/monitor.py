@@ -76,6 +76,20 @@ class Monitor:
             self._wandb.finish()
 
 
+class NoMonitor(Monitor):
+    """That of a rank which is not the first."""
+
+    def __init__(self) -> None: ...
+
+    def rewind(self, step: int) -> None: ...
+
+    def log(self, step: int, metrics: Metrics) -> None: ...
+
+    def message(self, text: str) -> None: ...
+
+    def close(self) -> None: ...
+
+
 def make_display(kind: str, name: str, steps: int) -> Display:
     if kind == "none":
         return NoDisplay()

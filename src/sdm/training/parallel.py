@@ -1,64 +1,135 @@
-"""Where ranks differ: the one file of the trainer that knows how its work is dealt to them.
+"""Where ranks differ: the one file of the trainer that knows how its work is dealt to processes.
 
-It answers which rows of a batch this process computes and in which pieces, how values and gradients of all processes
-become those of the whole batch, how long the gradient is, and who writes (`ranks.first`). The trainer makes the same
-calls whatever the number of processes; with one they cost nothing. What the processes say to each other besides is in
-`sdm.ranks`.
+It answers which rows of a batch this process computes and in which pieces, where the weights are, how values and
+gradients of all processes become those of the whole batch, how long the gradient is, and who writes (`ranks.first`).
+The trainer makes the same calls whatever the number of processes; with one they cost nothing. What the processes say
+to each other besides is in `sdm.ranks`, which degrees there are in `sdm.run.mesh`.
+
+The engine is torch's: a `DeviceMesh` with the dimensions "data", "context" and "channel", and FSDP2 over the first two,
+whose ranks have the same weights and different tokens. Ranks along "channel" have the same tokens.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+import os
+from collections.abc import Iterable, Sequence
+from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
+from torch.distributed.fsdp import FSDPModule, fully_shard, register_fsdp_forward_method
+from torch.distributed.tensor import DTensor, Shard
 
 from sdm.data.batch import IGNORED, Batch, BatchSource
-from sdm.ranks import ALONE, Ranks
+from sdm.models import SDMForCausalLM
+from sdm.ranks import ALONE, Ranks, join, world_size
+from sdm.run.config import TrainConfig
+from sdm.run.errors import TrainingError
+from sdm.run.mesh import ONE, Mesh, resolve
+
+
+def start(config: TrainConfig) -> Parallel:
+    """Meet the other processes of a run, unless its mesh cannot work: that is known before."""
+    mesh = resolve(config, world_size())
+    device = _device(config.compute.device)
+    return Parallel(mesh, join(device), device)
 
 
 class Parallel:
     """The ranks of a run."""
 
-    def __init__(self, ranks: Ranks = ALONE) -> None:
-        self.ranks = ranks
+    def __init__(self, mesh: Mesh = ONE, ranks: Ranks = ALONE, device: torch.device | None = None) -> None:
+        self.mesh, self.ranks = mesh, ranks
+        self.device = device or torch.device("cpu")
+        self.device_mesh: DeviceMesh | None = None
+        if torch.distributed.is_initialized() and ranks.size > 1:
+            shape = (mesh.data, mesh.context, mesh.channel)
+            self.device_mesh = init_device_mesh(self.device.type, shape, mesh_dim_names=("data", "context", "channel"))
 
     def pieces(self, batch_size: int, accumulation: int = 1) -> list[range]:
         """The rows of a batch that this rank computes, in pieces whose gradients are added up.
 
-        Ranks get consecutive rows, the same number but for the last ranks, and all the same number of pieces. A piece
-        is never larger than the batch cut into `accumulation`, so that fewer ranks take more pieces and no more
+        Data ranks get consecutive rows, the same number but for the last ones, and all the same number of pieces. A
+        piece is never larger than the batch cut into `accumulation`, so that fewer ranks take more pieces and no more
         memory. Where rows run out a piece is empty: see `draw`.
         """
-        each = math.ceil(batch_size / self.ranks.size)
+        each = math.ceil(batch_size / self.mesh.data)
         number = math.ceil(each / math.ceil(batch_size / accumulation))
-        rows = range(batch_size)[self.ranks.rank * each : (self.ranks.rank + 1) * each]
-        size = math.ceil(each / number)
+        first = self.ranks.rank // (self.mesh.context * self.mesh.channel) * each
+        rows, size = range(batch_size)[first : first + each], math.ceil(each / number)
         return [rows[place * size : (place + 1) * size] for place in range(number)]
 
     def sum(self, *values: float) -> tuple[float, ...]:
-        """Each value, added up over the rows of all ranks."""
-        return self.ranks.sum(*values)
+        """Each value, added up over the tokens of all ranks. Those along "channel" have the same ones."""
+        return tuple(value / self.mesh.channel for value in self.ranks.sum(*values))
+
+    def add_up_(self, x: Tensor) -> Tensor:
+        """A tensor of every rank, added up in place as `sum` does."""
+        if self.device_mesh is not None:
+            torch.distributed.all_reduce(x)
+            x /= self.mesh.channel
+        return x
+
+    def largest_(self, x: Tensor) -> Tensor:
+        """The largest of each element over the ranks, in place."""
+        if self.device_mesh is not None:
+            torch.distributed.all_reduce(x, torch.distributed.ReduceOp.MAX)
+        return x
+
+    def shard(self, model: SDMForCausalLM) -> None:
+        """Deal the weights of a model to the ranks, block by block: each holds its share and gathers a block's weights
+        when it runs. The rest, embeddings and head, is gathered for the whole of a pass. The weights are those of the
+        first rank; elsewhere the model may be on the meta device."""
+        if self.device_mesh is None:
+            return
+        mesh = self.device_mesh["data"]
+        if self.mesh.context > 1:
+            mesh = self.device_mesh["data", "context"]._flatten("shards")
+        whole = model.state_dict() if self.ranks.first else {}
+        for module in (*model.model.layers, model):
+            fully_shard(module, mesh=mesh, shard_placement_fn=lambda x: _placement(x, mesh.size()))
+            assert isinstance(module, FSDPModule)
+            # The loss is divided by the targets of the whole batch: gradients are added up, and not averaged.
+            module.set_force_sum_reduction_for_comms(True)
+            module.set_gradient_divide_factor(1.0)
+        register_fsdp_forward_method(model, "nll")
+        _materialize(model, whole, self.device)
 
     def reduce_gradients(self, model: nn.Module, last: bool) -> None:
         """Say before a piece is computed whether it is the last one: only after it the ranks add up what they have."""
+        if isinstance(model, FSDPModule):
+            model.set_requires_gradient_sync(last)
 
     def gradient_norm(self, parameters: Iterable[nn.Parameter]) -> Tensor:
         """The length of the whole gradient."""
-        return torch.nn.utils.get_total_norm([x.grad for x in parameters if x.grad is not None])
+        norm = torch.nn.utils.get_total_norm([x.grad for x in parameters if x.grad is not None])
+        return norm.full_tensor() if isinstance(norm, DTensor) else norm
 
-    def clip_(self, parameters: Iterable[nn.Parameter], longest: float, norm: Tensor) -> None:
+    def clip_(self, parameters: Sequence[nn.Parameter], longest: float, norm: Tensor) -> None:
         """Shorten a gradient of length `norm`."""
         torch.nn.utils.clip_grads_with_norm_(parameters, longest, norm)
 
     def rows_of_all(self, own: Tensor, batch_size: int) -> Tensor:
         """What this rank has of each of its rows, [rows, ...], as its share of [batch_size, ...]."""
-        return own
+        if self.device_mesh is None:
+            return own
+        shape = torch.Size([batch_size, *own.shape[1:]])
+        stride = torch.empty(shape, device="meta").stride()
+        own = own.contiguous()
+        return DTensor.from_local(
+            own, self.device_mesh["data"], [Shard(0)], run_check=False, shape=shape, stride=stride
+        )
 
     def own_rows(self, shared: Tensor) -> Tensor:
         """The inverse of `rows_of_all`."""
-        return shared
+        return local(shared)
+
+
+def local(x: Tensor) -> Tensor:
+    """This rank's share of a tensor."""
+    return x.to_local() if isinstance(x, DTensor) else x
 
 
 def draw(source: BatchSource, step: int, rows: range) -> Batch:
@@ -68,3 +139,39 @@ def draw(source: BatchSource, step: int, rows: range) -> Batch:
         return source.batch(step, rows)
     batch = source.batch(step, range(1))
     return Batch(batch.input_ids, torch.full_like(batch.targets, IGNORED), batch.cu_seqlens, batch.reset)
+
+
+def _placement(parameter: nn.Parameter, ranks: int) -> Shard:
+    """By its first dimension, unless that is too short to give every rank something: the initial state of a memory
+    with one head is cut into slots."""
+    longest = max(range(parameter.dim()), key=lambda dim: parameter.shape[dim])
+    if parameter.shape[0] < ranks and parameter.shape[longest] % ranks == 0:
+        return Shard(longest)
+    return Shard(0)
+
+
+def _materialize(model: SDMForCausalLM, whole: dict[str, Any], device: torch.device) -> None:
+    """Give the shares of a model their memory and the values of the first rank."""
+    from torch.distributed.checkpoint.state_dict import StateDictOptions, set_model_state_dict
+
+    if any(x.is_meta for x in (*model.parameters(), *model.buffers())):
+        model.to_empty(device=device)
+        model.tie_weights()
+    else:
+        nn.Module.to(model, device)
+    set_model_state_dict(model, whole, options=StateDictOptions(full_state_dict=True, broadcast_from_rank0=True))
+
+
+def _device(name: str) -> torch.device:
+    """The device of this process. Processes of one machine take its GPUs in turn."""
+    if name == "auto":
+        name = "cuda" if torch.cuda.is_available() else "cpu"
+    if name == "cuda" and world_size() > 1:
+        name = f"cuda:{os.environ.get('LOCAL_RANK', '0')}"
+    try:
+        device = torch.device(name)
+        torch.zeros(1, device=device).item()
+    except (RuntimeError, AssertionError) as error:  # the latter from a torch without CUDA
+        reason = str(error).splitlines()[0]
+        raise TrainingError(f"compute.device = {name!r} cannot be used here: {reason}; try 'auto'") from error
+    return device

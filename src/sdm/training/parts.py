@@ -16,7 +16,7 @@ from sdm.data.batch import BatchSource
 from sdm.data.loader import Batches
 from sdm.models import SDMForCausalLM
 from sdm.run.checkpoint import CheckpointStore
-from sdm.run.model import model_tensors
+from sdm.run.export import model_tensors
 
 Tensors = dict[str, Tensor]
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+import os
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -11,6 +13,7 @@ from sdm.data.batch import BatchSource
 from sdm.models import SDMConfig, cost
 from sdm.run.config import TrainConfig
 from sdm.run.errors import TrainingError
+from sdm.run.mesh import ONE, Mesh
 
 GIGABYTE = 10**9
 INTERPRETER = 0.4 * GIGABYTE  # torch, transformers and the data that is mapped in
@@ -38,22 +41,27 @@ class Estimate:
         )
 
 
-def estimate(config: TrainConfig, model: SDMConfig, data: BatchSource, device: torch.device) -> Estimate:
+def estimate(
+    config: TrainConfig, model: SDMConfig, data: BatchSource, device: torch.device, mesh: Mesh = ONE
+) -> Estimate:
+    """Of one of the processes of a mesh. On a CPU those of one machine share its memory."""
     costs = cost(model)
-    length, rows = data.sequence_length, data.batch_size // config.compute.accumulation
+    length = data.sequence_length
+    rows = min(math.ceil(data.batch_size / config.compute.accumulation), math.ceil(data.batch_size / mesh.data))
+    here = 1 if device.type == "cuda" else int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
     tokens = data.batch_size * length * config.schedule.steps
     return Estimate(
-        weights=16 * (costs.parameters + costs.initial_state_parameters),
+        weights=16 * (costs.parameters + costs.initial_state_parameters) / mesh.shards,
         activations=_activations(config, model, rows, length),
         tokens=tokens,
         flops=float(tokens) * costs.training_flops_per_token(length),
-        available=available_memory(device),
+        available=available_memory(device) / here,
     )
 
 
-def check(config: TrainConfig, model: SDMConfig, data: BatchSource, device: torch.device) -> str:
+def check(config: TrainConfig, model: SDMConfig, data: BatchSource, device: torch.device, mesh: Mesh = ONE) -> str:
     """Say what the run will take, or refuse it."""
-    found = estimate(config, model, data, device)
+    found = estimate(config, model, data, device, mesh)
     if config.guard.check_memory and found.memory > found.available:
         raise TrainingError(
             f"this run needs {found.describe()}. Lower data.batch_size or "

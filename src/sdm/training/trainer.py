@@ -27,8 +27,8 @@ from sdm.data.config import CorpusConfig
 from sdm.data.loader import open_data
 from sdm.ending import Interrupted, PostponedSignals, silence
 from sdm.files import remove_leftovers
-from sdm.models import SDMForCausalLM
-from sdm.models.likelihood import nll
+from sdm.models import SDMConfig, SDMForCausalLM
+from sdm.ranks import is_lost
 from sdm.run import Run
 from sdm.run.checkpoint import CheckpointError, verify
 from sdm.run.config import TrainConfig
@@ -37,13 +37,14 @@ from sdm.run.errors import TrainingError, TrainingStopped
 from sdm.run.export import check_replaceable, export_model
 from sdm.run.folder import TOKENIZER
 from sdm.training import calibration, preflight
+from sdm.training.alike import check_alike, of_data, of_process
 from sdm.training.carried import CarriedStates
 from sdm.training.guards import Guard
 from sdm.training.initial_weights import load_weights
 from sdm.training.memory_statistics import STEP_TOKENS, MemoryStatistics, evaluating
-from sdm.training.monitor import Monitor
+from sdm.training.monitor import Monitor, NoMonitor
 from sdm.training.optimizer import make_optimizer, set_learning_rate, start_moments
-from sdm.training.parallel import Parallel, draw
+from sdm.training.parallel import draw, start
 from sdm.training.parts import (
     DataPosition,
     Moments,
@@ -63,13 +64,13 @@ class Trainer:
 
     def __init__(self, config: TrainConfig, folder: Path) -> None:
         self.config, self.folder, self.this_run = config, folder, Run(folder)
-        self.parallel = Parallel()
+        self.parallel = start(config)
+        self.ranks = self.parallel.ranks
         try:
-            self.this_run.claim(config)
-            check_replaceable(self.this_run.export.resolve(), "--run-dir")
-            remove_leftovers(self.this_run.export)
+            check_alike(self.ranks, of_process(config))
+            self.ranks.once(self._claim)
             self._prepare()
-            self._tokenizer_files = self.this_run.record(config, self.tokenizer)
+            self._tokenizer_files = self.ranks.once(lambda: self.this_run.record(config, self.tokenizer))
         except OSError as error:
             self.close()
             raise TrainingError(f"the run in {folder} cannot start: {error}") from error
@@ -77,30 +78,32 @@ class Trainer:
             self.close()
             raise
 
+    def _claim(self) -> None:
+        self.this_run.claim(self.config)
+        check_replaceable(self.this_run.export.resolve(), "--run-dir")
+        remove_leftovers(self.this_run.export)
+
     def _prepare(self) -> None:
         config = self.config
         if config.compute.threads is not None:
             torch.set_num_threads(config.compute.threads)
-        self.device = _device(config.compute.device)
-        self.monitor = Monitor(self.this_run, config.monitor, config.schedule.steps)
-        self.data = self._open("train")
-        self.held_out = self._open("valid") if self._validates() else None
+        self.device = self.parallel.device
+        self.monitor: Monitor = (
+            Monitor(self.this_run, config.monitor, config.schedule.steps) if self.ranks.first else NoMonitor()
+        )
+        self.data = self.ranks.in_turn(lambda: self._open("train"))
+        self.held_out = self.ranks.in_turn(lambda: self._open("valid")) if self._validates() else None
+        check_alike(self.ranks, of_data(self.data, self.held_out))
         self.tokenizer = getattr(self.data, "tokenizer", None)
         eos_id = None if self.tokenizer is None else self.tokenizer.eos_id
         model_config = config.model.build(self.data.vocab_size, eos_id)
-        self.monitor.message(preflight.check(config, model_config, self.data, self.device))
+        needs = lambda: preflight.check(config, model_config, self.data, self.device, self.parallel.mesh)  # noqa: E731
+        self.monitor.message(self.ranks.together(needs)[0])
 
-        torch.manual_seed(config.seed)
-        self.model = SDMForCausalLM(model_config).train()
-        torch.nn.Module.to(self.model, self.device)
-        if config.init_from is not None and not self.this_run.has_begun():
-            load_weights(self.model, config.init_from, self.tokenizer)
-        if config.compute.checkpointing == "block":
-            self.model.gradient_checkpointing_enable({"use_reentrant": False, "preserve_rng_state": False})
-        if config.compute.compile:
-            self.model.model.compile()
+        self.model = self._build(model_config)
         self._pieces = self.parallel.pieces(self.data.batch_size, config.compute.accumulation)
         self.carried = CarriedStates(self.model, self._pieces, self.data.batch_size, self.parallel)
+        self.parallel.shard(self.model)
         self.optimizer = make_optimizer(self.model, config.optim)
         start_moments(self.optimizer)
         self.position = DataPosition(self.data)
@@ -115,13 +118,31 @@ class Trainer:
             "random": RandomNumbers(self.device),
             "speed": self.speed,
         }
-        self.statistics = MemoryStatistics(config.monitor.memory_tokens or STEP_TOKENS, config.monitor.memory_weighted)
-        self.store = self.this_run.checkpoints(config.checkpoint.keep)
+        watched = math.ceil((config.monitor.memory_tokens or STEP_TOKENS) / self.parallel.mesh.shards)
+        self.statistics = MemoryStatistics(watched, config.monitor.memory_weighted, self.parallel)
+        self.store = self.this_run.checkpoints(config.checkpoint.keep, self.ranks)
         self.signals = PostponedSignals(self._acknowledge)
         self.step, self._begun = 0, 0  # steps done, and the one that is being made
         self._streams_begin = True  # whether any row of the batch that is being computed begins a stream
         if config.monitor.display != "none":
             self.monitor.message(f"{self._duration()} for {config.schedule.steps} steps")
+
+    def _build(self, config: SDMConfig) -> SDMForCausalLM:
+        """The model as it starts. Several ranks take the weights of the first."""
+        torch.manual_seed(self.config.seed)
+        with contextlib.nullcontext() if self.ranks.first else torch.device("meta"):
+            model = SDMForCausalLM(config).train()
+        if self.ranks.size == 1:
+            torch.nn.Module.to(model, self.device)
+        path, begun = self.config.init_from, self.ranks.once(self.this_run.has_begun)
+        if path is not None and not begun:
+            self.ranks.once(lambda: load_weights(model, path, self.tokenizer))
+        if self.config.compute.checkpointing == "block":
+            model.gradient_checkpointing_enable({"use_reentrant": False, "preserve_rng_state": False})
+        if self.config.compute.compile:
+            for module in [model.model] if self.ranks.size == 1 else model.model.layers:
+                module.compile()
+        return model
 
     def _duration(self) -> str:
         """What the whole run will take, in words."""
@@ -130,7 +151,10 @@ class Trainer:
             with self._other_streams():
                 return self._loss(piece, max(piece.num_targets, 1), 0)
 
-        return calibration.about(calibration.seconds_of_run(self.config, self.model, self.data, loss))
+        seconds = calibration.seconds_of_run(
+            self.config, self.model, self.data, loss, max(len(self._pieces[0]), 1), len(self._pieces), self.ranks
+        )
+        return calibration.about(seconds)
 
     def _open(self, split: str) -> BatchSource:
         """One split of the data. A run that goes on keeps its tokenizer, whatever became of where it came from."""
@@ -152,14 +176,22 @@ class Trainer:
                 self.resume()
                 while self.step < steps:
                     lost = self._advance()
-                    if signals.received is not None or lost is not None:
+                    if self.ranks.any(signals.received is not None or lost is not None):
                         self.save()
-                        raise _stopped(self.step, signals.received, lost)
+                        with _ending_all():
+                            raise _stopped(self.step, signals.received, lost)
                     if self.step % checkpoint.every == 0 or self.step == steps:
                         self.save()
-                return export_model(self.model, self.tokenizer, self.this_run.export)
+                return export_model(self.model, self.tokenizer, self.this_run.export, self.ranks)
         except (OSError, CheckpointError) as error:
             raise TrainingStopped(f"stopped after step {self.step}: {error}") from error
+        except RuntimeError as error:
+            if self.ranks.size == 1 or not is_lost(error):
+                raise
+            raise TrainingStopped(
+                f"rank {self.ranks.rank} has lost another one after step {self.step} ({str(error).splitlines()[0]}); "
+                "torchrun says which. The same command continues from the last checkpoint"
+            ) from error
         finally:
             self.close()
 
@@ -222,7 +254,8 @@ class Trainer:
         before = [x.clone() for x in self.model.buffers()]
         for place, piece in enumerate(pieces):
             # Streams end a step that has begun: to undo it would take a copy of all the states that they carry.
-            if self.signals.received is not None and (piece.reset is None or place == 0):
+            undoable = self.ranks.size == 1 and (piece.reset is None or place == 0)
+            if self.signals.received is not None and undoable:
                 self._undo(before)
                 raise _Interrupted
             piece = piece.to(self.device)
@@ -237,7 +270,8 @@ class Trainer:
         parameters = list(self.model.parameters())
         norm = self.parallel.gradient_norm(parameters)
         # Before clipping, which would spread one gradient that is not finite to all.
-        self.guard.check(self.step + 1, loss, norm.item(), self.model, self._advice)
+        with _ending_all():
+            self.guard.check(self.step + 1, loss, norm.item(), self.model, self._advice)
         self.parallel.clip_(parameters, self.config.optim.clip, norm)
         self.optimizer.step()
         self.optimizer.zero_grad(set_to_none=True)
@@ -267,15 +301,8 @@ class Trainer:
             carry, before, begins = batch.reset is not None, None, None
             if batch.reset is not None:
                 before, begins = self.carried.begin(place, batch.reset, self._streams_begin)
-            total, after = nll(
-                self.model,
-                batch.input_ids,
-                batch.targets,
-                batch.cu_seqlens,
-                before,
-                carry,
-                segment_length,
-                begins=begins,
+            total, after = self.model.nll(
+                batch.input_ids, batch.targets, batch.cu_seqlens, before, carry, segment_length, begins=begins
             )
             if carry and after is not None:
                 self.carried.keep(place, after)
@@ -287,8 +314,10 @@ class Trainer:
         try:
             yield
         except (ValueError, RuntimeError) as error:
-            step, again = self._begun or self.step + 1, lambda: self._loss(batch, 1, 0)
-            self.guard.explain(step, error, self.model, again, self._advice)
+            # What failed can be computed again by one process, but not by one of several.
+            again = (lambda: self._loss(batch, 1, 0)) if self.ranks.size == 1 else None
+            if not is_lost(error):
+                self.guard.explain(self._begun or self.step + 1, error, self.model, again, self._advice)
             raise
 
     @torch.no_grad()
@@ -321,7 +350,7 @@ class Trainer:
 
     def save(self) -> Path:
         """Write a checkpoint of everything that the next step depends on."""
-        self.guard.check_weights(self.step, self.model, self._advice)
+        self.ranks.together(lambda: self.guard.check_weights(self.step, self.model, self._advice))
         state = {"config": to_json(self.config), TOKENIZER: self._tokenizer_files, "parts": notes_of(self.parts)}
         # Weights that may have diverged must not push out good ones.
         healthy = self.guard.spikes == 0
@@ -329,7 +358,7 @@ class Trainer:
 
     def resume(self) -> None:
         """Continue from the newest good checkpoint, if there is one."""
-        self.store.remove_leftovers()
+        self.ranks.once(self.store.remove_leftovers)
         state = self.store.newest(self.monitor.message, self._restore)
         self.monitor.rewind(self.step)
         if state is not None:
@@ -357,8 +386,19 @@ class _Interrupted(Exception):
     """A signal came within a step, which was undone."""
 
 
+@contextlib.contextmanager
+def _ending_all() -> Iterator[None]:
+    """What ends here ends on all ranks."""
+    try:
+        yield
+    except TrainingStopped as stopped:
+        stopped.of_all = True
+        raise
+
+
 def _stopped(step: int, received: Interrupted | None, lost: BaseException | None) -> TrainingStopped:
     why = str(received) if received is not None else f"the output is gone ({lost})"
+    why = why if received is not None or lost is not None else "another rank ends"
     pipe = isinstance(lost, (BrokenPipeError, SystemExit)) and hasattr(signal, "SIGPIPE")
     code = received.exit_code if received is not None else 128 + signal.SIGPIPE if pipe else 1
     return TrainingStopped(f"{why}: stopped after step {step}, which is saved; the same command continues", code)
@@ -366,15 +406,3 @@ def _stopped(step: int, received: Interrupted | None, lost: BaseException | None
 
 def _due(step: int, every: int, last: bool) -> bool:
     return last or (every > 0 and step % every == 0)
-
-
-def _device(name: str) -> torch.device:
-    if name == "auto":
-        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    try:
-        device = torch.device(name)
-        torch.zeros(1, device=device).item()
-    except (RuntimeError, AssertionError) as error:  # the latter from a torch without CUDA
-        reason = str(error).splitlines()[0]
-        raise TrainingError(f"compute.device = {name!r} cannot be used here: {reason}; try 'auto'") from error
-    return device

@@ -1,0 +1,112 @@
+"""How many processes compute a run together, and what each kind of them splits.
+
+The degrees of a mesh multiply to the number of processes. Whether they can work is known before any of them meet:
+`resolve` refuses what cannot, and names the nearest meshes that can.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import astuple, dataclass
+from typing import TYPE_CHECKING
+
+from sdm.run.errors import TrainingError
+
+if TYPE_CHECKING:
+    from sdm.run.config import TrainConfig
+
+SHOWN = 3  # nearest meshes that a refusal names
+
+
+@dataclass(frozen=True)
+class MeshConfig:
+    """Degrees of parallelism. Processes are started by torchrun."""
+
+    data: int | None = None
+    """Ranks that share the rows of a batch and the weights (FSDP); None: as many as there are for it."""
+    context: int = 1
+    """Ranks that share the tokens of a row."""
+    channel: int = 1
+    """Ranks that share the value channels of the memories."""
+
+    def __post_init__(self) -> None:
+        for name, degree in (("data", self.data), ("context", self.context), ("channel", self.channel)):
+            if degree is not None and degree < 1:
+                raise TrainingError(f"compute.mesh.{name} must be at least 1, got {degree}")
+
+
+@dataclass(frozen=True)
+class Mesh:
+    """Degrees that fit a number of processes. Neighbouring ranks differ in the last one first: those that talk most
+    are on one machine."""
+
+    data: int = 1
+    context: int = 1
+    channel: int = 1
+
+    @property
+    def size(self) -> int:
+        return self.data * self.context * self.channel
+
+    @property
+    def shards(self) -> int:
+        """Ranks that share weights and have different tokens."""
+        return self.data * self.context
+
+    def __str__(self) -> str:
+        return f"data {self.data} x context {self.context} x channel {self.channel}"
+
+
+ONE = Mesh()
+
+
+def resolve(config: TrainConfig, world_size: int) -> Mesh:
+    """The mesh of a run on so many processes."""
+    wanted = config.compute.mesh
+    others = wanted.context * wanted.channel
+    mesh = Mesh(wanted.data or max(world_size // others, 1), wanted.context, wanted.channel)
+    if mesh.size != world_size:
+        processes = "1 process" if world_size == 1 else f"{world_size} processes"
+        reason = f"compute.mesh = {mesh} takes {mesh.size}, but there are {processes}".replace("are 1", "is 1")
+        advice = f"torchrun --nproc-per-node {mesh.size} -m sdm train ... starts {mesh.size} on one machine"
+        raise TrainingError(f"{reason}; {advice}. {_nearest(config, mesh, world_size)}")
+    found = obstacle(config, mesh)
+    if found is not None:
+        raise TrainingError(f"compute.mesh = {mesh} cannot work: {found}. {_nearest(config, mesh, world_size)}")
+    return mesh
+
+
+def valid_meshes(config: TrainConfig, world_size: int) -> list[Mesh]:
+    """All meshes of so many processes that this run can use."""
+    degrees = [degree for degree in range(1, world_size + 1) if world_size % degree == 0]
+    every = [
+        Mesh(world_size // (context * channel), context, channel)
+        for context in degrees
+        for channel in degrees
+        if world_size % (context * channel) == 0
+    ]
+    return [mesh for mesh in every if obstacle(config, mesh) is None]
+
+
+def obstacle(config: TrainConfig, mesh: Mesh) -> str | None:
+    """Why a run cannot use a mesh, in words; None if it can."""
+    if mesh.data > config.data.batch_size:
+        return f"data.batch_size = {config.data.batch_size} rows are too few for {mesh.data} ranks"
+    if mesh.data > 1 and getattr(config.model, "query_batch_norm", False):
+        return "model.query_batch_norm takes the mean of all rows of a batch, which data ranks do not share"
+    if mesh.context > 1:
+        return "no run splits the tokens of a row yet"
+    if mesh.channel > 1:
+        return "no run splits the channels of memories yet"
+    return None
+
+
+def _nearest(config: TrainConfig, wanted: Mesh, world_size: int) -> str:
+    def distance(mesh: Mesh) -> float:
+        return sum(abs(math.log(a / b)) for a, b in zip(astuple(mesh), astuple(wanted), strict=True))
+
+    found = sorted(valid_meshes(config, world_size), key=distance)[:SHOWN]
+    if not found:
+        fewer = next((size for size in range(world_size - 1, 0, -1) if valid_meshes(config, size)), None)
+        return "No mesh can" + ("" if fewer is None else f" with {world_size} processes; with {fewer} there is one")
+    return f"The nearest that can on {world_size}: {'; '.join(map(str, found))}"
