@@ -26,7 +26,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "run": {"models", "layers", "ops", "data", "errors", "files", "ending", "ranks"},
     "training": {"run", "models", "layers", "ops", "data", "errors", "files", "ending", "ranks", "__version__"},
     "evaluation": {"run", "models", "layers", "ops", "data", "errors", "files", "ranks"},
-    "analysis": {"run", "models", "layers", "ops", "data", "files"},
+    "analysis": {"evaluation", "run", "models", "layers", "ops", "data", "files"},
     "recipes": {"training", "run", "models", "layers", "ops", "data"},
     "experiments": {"recipes", "training", "run", "evaluation", "analysis", "models", "ops", "data", "files", "ending"},
     "cli": {

@@ -124,7 +124,7 @@ def new_folder(path: Path, replace: bool = False) -> Iterator[Path]:
     temporary = path.with_name(f"{_prefix(path)}{secrets.token_hex(4)}")
     temporary.mkdir()
     try:
-        with _locked(temporary):
+        with locked(temporary):
             yield temporary
             parts = list(temporary.rglob("*"))
             _let_read(*(part for part in parts if part.is_file()))
@@ -158,7 +158,7 @@ def remove_leftovers(path: Path) -> None:
     ours = re.compile(re.escape(_prefix(path)) + "[0-9a-f]{8}")
     for folder in list(path.parent.iterdir()):
         if ours.fullmatch(folder.name):
-            with _locked(folder) as free:
+            with locked(folder) as free:
                 if free:
                     shutil.rmtree(folder, ignore_errors=True)
 
@@ -168,7 +168,7 @@ def _prefix(path: Path) -> str:
 
 
 @contextlib.contextmanager
-def _locked(folder: Path) -> Iterator[bool]:
+def locked(folder: Path) -> Iterator[bool]:
     """An advisory lock that ends with the process, however it ends. Says whether it could be had."""
     try:
         import fcntl

@@ -19,13 +19,13 @@ COLORS = ("tab:purple", "tab:gray", "tab:green", "tab:orange", "tab:blue", "tab:
 
 def recall_figure(accuracy: Mapping[str, Mapping[int, float]], trained_to: int) -> Figure:
     """Accuracy of recall against the number of pairs."""
-    figure, axes = _axes("pairs to keep apart (K)", "accuracy of recall")
+    figure, axes = new_axes("pairs to keep apart (K)", "accuracy of recall")
     for place, (color, (name, points)) in enumerate(zip(COLORS, accuracy.items(), strict=False)):
         # The first model is drawn over the others, which may lie where it does.
         values = [100 * value for value in points.values()]
         axes.plot(list(points), values, "o-", color=color, label=name, zorder=3 - 0.1 * place)
     axes.axvline(trained_to, color="black", linewidth=0.8, linestyle=":", label=f"trained to K = {trained_to}")
-    _doubling(axes, sorted({pairs for points in accuracy.values() for pairs in points}))
+    doubling(axes, sorted({pairs for points in accuracy.values() for pairs in points}))
     axes.set_ylim(0, 103)
     axes.yaxis.set_major_formatter("{x:.0f}%")
     axes.legend()
@@ -34,19 +34,19 @@ def recall_figure(accuracy: Mapping[str, Mapping[int, float]], trained_to: int) 
 
 def position_figure(bins: Mapping[str, Sequence[tuple[int, int, float, float]]]) -> Figure:
     """Negative log-likelihood against position; each bin is (start, stop, mean, standard error)."""
-    figure, axes = _axes("position in the document (tokens)", "nats per token, held-out code (± standard error)")
+    figure, axes = new_axes("position in the document (tokens)", "nats per token, held-out code (± standard error)")
     for color, (name, rows) in zip(COLORS, bins.items(), strict=False):
         middle = [(start + stop) / 2 for start, stop, _, _ in rows]
         means, errors = [row[2] for row in rows], [row[3] for row in rows]
         axes.errorbar(middle, means, errors, fmt="o-", color=color, capsize=3, label=name)
-    _doubling(axes, sorted({stop for rows in bins.values() for _, stop, _, _ in rows}))
+    doubling(axes, sorted({stop for rows in bins.values() for _, stop, _, _ in rows}))
     axes.legend()
     return figure
 
 
 def slot_use_figure(series: Mapping[str, Sequence[tuple[int, float, float]]]) -> Figure:
     """Share of slots written and read in a batch during training; each point is (step, written, read)."""
-    figure, axes = _axes("step", "slots used in a batch")
+    figure, axes = new_axes("step", "slots used in a batch")
     for color, (name, points) in zip((COLORS[0], *COLORS[3:]), series.items(), strict=False):
         steps = [point[0] for point in points]
         axes.plot(steps, [100 * point[1] for point in points], "-", color=color, label=f"{name}, written")
@@ -65,13 +65,13 @@ def save(figure: Figure, path: Path) -> Path:
     return path
 
 
-def _doubling(axes: Axes, ticks: Sequence[int]) -> None:
+def doubling(axes: Axes, ticks: Sequence[float]) -> None:
     """A logarithmic x axis with these numbers written out."""
     axes.set_xscale("log", base=2)
-    axes.set_xticks(ticks, [str(tick) for tick in ticks])
+    axes.set_xticks(ticks, [f"{tick:.0f}" for tick in ticks])
 
 
-def _axes(x: str, y: str) -> tuple[Figure, Axes]:
+def new_axes(x: str, y: str) -> tuple[Figure, Axes]:
     figure, axes = plt.subplots(figsize=(6, 4.2), layout="constrained")
     axes.set(xlabel=x, ylabel=y)
     axes.grid(alpha=0.3)

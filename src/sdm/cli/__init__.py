@@ -10,6 +10,7 @@ import tyro
 
 from sdm import __version__
 from sdm.cli.command import Command
+from sdm.cli.eval import Eval
 from sdm.cli.export import Export
 from sdm.cli.figure import Figure
 from sdm.cli.generate import Generate
@@ -22,6 +23,7 @@ from sdm.ending import ending_with_one_message
 
 COMMANDS: dict[str, Any] = {
     "train": Train,
+    "eval": Eval,
     "export": Export,
     "tokenizer": Tokenizer,
     "reproduce": Reproduce,
@@ -46,6 +48,6 @@ def main(arguments: list[str] | None = None) -> None:
 
 
 def _parse(kind: type[Command], arguments: list[str]) -> Command:
-    if kind is Train:  # which options there are depends on the recipe: it has a parser of its own
-        return Train.parse(arguments[1:])
+    if kind in (Train, Eval):  # which options there are depends on the recipe or the measurement
+        return kind.parse(arguments[1:])
     return tyro.extras.subcommand_cli_from_dict(COMMANDS, prog="sdm", description=DESCRIPTION, args=arguments)

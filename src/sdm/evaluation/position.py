@@ -1,73 +1,348 @@
-"""Likelihood by position: what a model gains from context, and how far back it still gains."""
+"""`sdm eval position`: likelihood by position, what a model gains from context, and how far back it still gains.
+
+A document is read once, at constant memory for models whose states have a fixed size. Text that is harder at some
+positions looks like forgetting; so the same tokens are scored a second time with the context beyond the local layers'
+reach withheld, and the difference, the *context gain*, is what the long-range layers bring from there.
+
+The reach r of the local layers is what they see stacked: the sum of each one's, `LayerType.reach`. Tokens are scored in
+blocks of s = max(r, 64); the withheld context of a block is the token that stands before a document, then the r tokens
+before the block and the block itself. So a token has all that its local layers can see, and between r and r + s tokens
+of what the long-range layers could. The start token keeps the withheld text a document like any other, and is
+beyond the reach of the tokens that count: for a model of local layers alone the gain is zero.
+
+Shapes: B documents, T time.
+"""
 
 from __future__ import annotations
 
+import bisect
 import itertools
 import math
-from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import asdict, dataclass
-from typing import Any
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
 
 import torch
+from torch import Tensor
 
-from sdm.data.batch import Batch
 from sdm.data.config import CorpusConfig
-from sdm.data.corpus import open_corpus
+from sdm.data.errors import DataError, check_not_negative, check_positive
 from sdm.data.shards import TokenStore
-from sdm.evaluation.likelihood import token_nll
-from sdm.models import SDMForCausalLM
+from sdm.errors import UserError
+from sdm.evaluation.documents import HeldOut, TextMeasurement
+from sdm.evaluation.intervals import weighted_mean
+from sdm.evaluation.measurement import Pairs, Partial, Plan, Result, Unit
+from sdm.evaluation.report import Chart, Point, Report, Table
+from sdm.evaluation.subject import Subject
+from sdm.models.layer_types import local_reach
 
-DOCUMENTS = 48  # at most: held-out documents of a whole sequence may be fewer
+TOKENS = 8192  # at a time, over all rows
+SMALLEST_BLOCK = 64
 
 
 @dataclass(frozen=True)
-class PositionBin:
-    """Tokens from position `start` to before `stop` of their document."""
+class Position(TextMeasurement):
+    """Likelihood by position in the document, and the context gain, on documents of up to millions of tokens."""
 
-    start: int
-    stop: int
-    nll: float  # nats per token
-    error: float  # standard error of the mean over documents
-    tokens: int
+    length: int | None = None
+    """Tokens of a document that are scored; longer ones are cut. None: the sequence length of the run."""
+    documents: int = 48
+    """How many documents, at most, of each source."""
+    join: Literal["auto", "always", "never"] = "auto"
+    """Join the documents of a source, one after the other, to such as are long enough. auto: if no single one is."""
+    gain: bool = True
+    """Also measure the context gain, which reads every token two or three times more."""
+    reach: int | None = None
+    """Tokens of context that are not withheld. None: what the local layers see stacked, for models of this library;
+    others have no gain without it."""
+    first_bin: int = 64
+    """Tokens of the first stretch of positions; each that follows reaches twice as far."""
+    bins_per_doubling: int = 1
+    """Stretches that each doubling is cut into."""
+
+    def __post_init__(self) -> None:
+        check_positive(documents=self.documents, first_bin=self.first_bin, bins_per_doubling=self.bins_per_doubling)
+        if self.length is not None:
+            check_positive(length=self.length)
+        if self.reach is not None:
+            check_not_negative(reach=self.reach)
+
+    def plan(self, subject: Subject) -> Plan:
+        length = self.length or _sequence_length(subject)
+        subject.check_length(length, "lower --length")
+        edges = position_edges(length, self.first_bin, self.bins_per_doubling)
+        reach = self._reach(subject)
+        units, manifest, stores, partial = [], [], [], Partial()
+        cost = length + (0 if reach is None else _withheld_tokens(length, reach))
+        for place, held_out in enumerate(self.held_out(subject)):
+            store = held_out.tokens(subject.tokenizer)
+            joined, documents = self._documents(held_out, store, length)
+            stores.append(store)
+            manifest.append({**held_out.manifest(), "tokens": store.fingerprint, "joined": joined})
+            units += [
+                Unit(f"{held_out.name}:{number}", held_out.name, (place, held_out.name, parts), cost=cost)
+                for number, parts in enumerate(documents)
+            ]
+
+        def measure(batch: Sequence[Unit]) -> Iterator[Result]:
+            rows = torch.stack([_tokens(stores[unit.payload[0]], unit.payload[2], length + 1) for unit in batch])
+            full, withheld = score_by_position(subject, rows, edges, reach, partial)
+            for number, unit in enumerate(batch):
+                _, source, parts = unit.payload
+                yield {
+                    "source": source,
+                    "joined": len(parts),
+                    "edges": edges,
+                    "nll": full[number],
+                    "withheld": None if withheld is None else withheld[number],
+                }
+
+        data = {"sources": manifest, "length": length, "reach": reach}
+        return Plan(units, measure, data, batch=max(1, TOKENS // length), partial=partial)
+
+    def _reach(self, subject: Subject) -> int | None:
+        if not self.gain:
+            return None
+        return local_reach(subject.model.config) if self.reach is None and subject.is_ours else self.reach
+
+    def _documents(self, held_out: HeldOut, store: TokenStore, length: int) -> tuple[bool, list[list[int]]]:
+        """Whether documents are joined, and for each that is measured the numbers of those in the store."""
+        # One token more than is read: the last one has to be predicted.
+        single = [[number] for number in (store.lengths > length).nonzero().squeeze(1).tolist()]
+        if self.join != "always" and (single or self.join == "never"):
+            documents, joined = single, False
+        else:
+            documents, joined = list(_joined(store.lengths.tolist(), length + 1)), True
+        if not documents:
+            longest = int(store.num_tokens if joined else store.lengths.max()) - 1
+            raise DataError(
+                f"source {held_out.name!r}, split {held_out.split}: no document is longer than {length} tokens, the "
+                f"longest {'of all joined ' if joined else ''}has {longest}; lower --length, add text, take --split all"
+                + ("" if joined else ", or --join auto")
+            )
+        return joined, documents[: self.documents]
+
+    def summary(self, results: Mapping[str, Result]) -> dict[str, Any]:
+        found = list(results.values())
+        edges = found[0]["edges"]
+        bins = [_bin(found, place, *edge) for place, edge in enumerate(itertools.pairwise(edges))]
+        tokens = sum(one["tokens"] for one in bins)
+        mean = sum(one["nll"] * one["tokens"] for one in bins) / tokens
+        return {
+            "positions": bins,
+            "nll": mean,
+            "perplexity": math.exp(min(mean, 700.0)),
+            "tokens": tokens,
+            "documents": len(found),
+            "joined": max(one["joined"] for one in found) > 1,
+        }
+
+    def report(self, summaries: Mapping[str, dict[str, Any]]) -> Report:
+        return Report(
+            [_table(summaries)],
+            [
+                _chart("position", "Likelihood by position", "nats per token", summaries, "nll", "low", "high"),
+                _chart("perplexity", "Perplexity by position", "perplexity", summaries, "nll", "low", "high", math.exp),
+                _chart(
+                    "context-gain",
+                    "What the context beyond the local layers' reach brings",
+                    "context gain (nats per token)",
+                    summaries,
+                    "gain",
+                    "gain_low",
+                    "gain_high",
+                ),
+            ],
+        )
+
+    def pairs(self, results: Mapping[str, Result]) -> Pairs:
+        pairs: Pairs = {}
+        for key, one in results.items():
+            tokens = one["edges"][-1]
+            pairs.setdefault("nats/token", {})[key] = sum(one["nll"]) / tokens, tokens
+            for place, (start, stop) in enumerate(itertools.pairwise(one["edges"])):
+                at = pairs.setdefault(f"nats/token to {stop:,}", {})
+                at[key] = one["nll"][place] / (stop - start), 1.0
+        return pairs
 
 
-def document_batches(store: TokenStore, length: int, batch_size: int = 4, limit: int | None = None) -> Iterator[Batch]:
-    """The first `length` tokens of the documents that have so many and one more, in the store's order."""
-    long = (store.lengths > length).nonzero().squeeze(1).tolist()[:limit]
-    for start in range(0, len(long), batch_size):
-        rows = torch.stack([store.document(index, 0, length + 1) for index in long[start : start + batch_size]])
-        yield Batch(rows[:, :-1], rows[:, 1:])
+def position_edges(length: int, first: int = 64, per_doubling: int = 1) -> list[int]:
+    """0, first, 2 first, 4 first, ... up to length, and with more per doubling those in between."""
+    edges = {0, length}
+    for step in itertools.count():
+        edge = round(first * 2 ** (step / per_doubling))
+        if edge >= length:
+            return sorted(edges)
+        edges.add(edge)
+    raise AssertionError("the loop returns")
 
 
-def doubling_edges(length: int, first: int = 64) -> list[int]:
-    """0, first, 2 first, 4 first, ... up to length."""
-    edges = [0]
-    while edges[-1] < length:
-        edges.append(min(length, 2 * edges[-1] or first))
-    return edges
+def score_by_position(
+    subject: Subject,
+    rows: Tensor,
+    edges: Sequence[int],
+    reach: int | None = None,
+    partial: Callable[[float], None] = lambda tokens: None,
+) -> tuple[list[list[float]], list[list[float]] | None]:
+    """The summed nats of each row [B,T+1] between two edges, in one pass; and with `reach` those with the context
+    beyond it withheld. `partial` is told how many tokens are done."""
+    full, withheld = _Bins(len(rows), edges), _Bins(len(rows), edges)
+    past, step = None, max(1, TOKENS // len(rows))
+    block, whole = (0, 0) if reach is None else _blocks(reach)
+    time, done = rows.shape[1] - 1, 0
+    for start in range(0, time, step):
+        stop = min(start + step, time)
+        ids, targets = rows[:, start:stop].long(), rows[:, start + 1 : stop + 1].long()
+        found, past = subject.nll(ids, targets, past, carry=stop < time)
+        full.add(found, start)
+        withheld.add(found[:, : max(0, whole - start)], start)
+        done += ids.numel()
+        partial(done)
+    if reach is None:
+        return full.sums(), None
+    for number, row in enumerate(rows):
+        for starts, found in _withheld(subject, row, range(whole, time, block), block, reach):
+            for start, one in zip(starts, found, strict=True):
+                withheld.add(one[: time - start].unsqueeze(0), start, number)
+            done += len(starts) * (1 + reach + block)
+            partial(done)
+    return full.sums(), withheld.sums()
 
 
-def nll_by_position(model: SDMForCausalLM, batches: Iterable[Batch], edges: Sequence[int]) -> list[PositionBin]:
-    """The mean over all rows of each stretch of positions. Rows are as long as the last edge."""
-    scored = [token_nll(model, batch).double() for batch in batches]
-    if not scored:
-        raise ValueError(f"batches: no document is longer than {edges[-1]} tokens; take a shorter length or more text")
-    rows = torch.cat(scored)
-    bins = []
-    for start, stop in itertools.pairwise(edges):
-        means = rows[:, start:stop].mean(1)
-        error = float(means.std()) / math.sqrt(len(means)) if len(means) > 1 else 0.0
-        bins.append(PositionBin(start, stop, float(means.mean()), error, len(rows) * (stop - start)))
-    return bins
+def _blocks(reach: int) -> tuple[int, int]:
+    """Tokens of a block, and up to where nothing is withheld: those tokens count as they are."""
+    block = max(reach, SMALLEST_BLOCK)
+    return block, math.ceil((reach + 1) / block) * block
 
 
-def measure(model: SDMForCausalLM, data: CorpusConfig) -> dict[str, Any]:
-    """On documents that neither training nor, as validation does, a choice has seen."""
-    store, length = open_corpus(data, "test").stores[0], data.sequence_length
-    bins = nll_by_position(model, document_batches(store, length, limit=DOCUMENTS), doubling_edges(length))
-    tokens = sum(one.tokens for one in bins)
-    return {
-        "positions": [asdict(one) for one in bins],
-        "nll": sum(one.nll * one.tokens for one in bins) / tokens,
-        "tokens": tokens,
+def _withheld_tokens(length: int, reach: int) -> int:
+    """How many tokens are read to score a document with the context beyond `reach` withheld."""
+    block, whole = _blocks(reach)
+    return len(range(whole, length, block)) * (1 + reach + block)
+
+
+def _withheld(
+    subject: Subject, row: Tensor, starts: range, block: int, reach: int
+) -> Iterator[tuple[Sequence[int], Tensor]]:
+    """The nats [n,block] of blocks of a document [T+1] that see `reach` tokens of what went before; several at a
+    time. The last block may reach beyond the document."""
+    width = 1 + reach + block
+    size = max(1, TOKENS // width)
+    for first in range(0, len(starts), size):
+        some = starts[first : first + size]
+        windows = torch.zeros(len(some), width + 1, dtype=torch.int64)
+        for place, start in enumerate(some):
+            piece = row[start - reach : start + block + 1]
+            windows[place, 0] = subject.start_id
+            windows[place, 1 : 1 + len(piece)] = piece
+        # Behind the end of the document there is token 0, which is not counted.
+        found, _ = subject.nll(windows[:, :-1], windows[:, 1:])
+        yield some, found[:, 1 + reach :]
+
+
+class _Bins:
+    """Sums of nats between two edges, for each row."""
+
+    def __init__(self, rows: int, edges: Sequence[int]) -> None:
+        self._edges = list(edges)
+        self._sums = torch.zeros(rows, len(self._edges) - 1, dtype=torch.float64)
+
+    def add(self, nats: Tensor, start: int, row: int = 0) -> None:
+        """Add those of tokens [B,T] from position `start` on, to the rows from `row` on."""
+        stop = start + nats.shape[1]
+        place = bisect.bisect_right(self._edges, start) - 1
+        while start < stop:
+            end = min(stop, self._edges[place + 1])
+            self._sums[row : row + len(nats), place] += nats[:, : end - start].double().sum(1)
+            nats, start, place = nats[:, end - start :], end, place + 1
+
+    def sums(self) -> list[list[float]]:
+        return self._sums.tolist()
+
+
+def _sequence_length(subject: Subject) -> int:
+    config = None if subject.run is None else subject.run.config().data
+    if not isinstance(config, CorpusConfig):
+        raise UserError(f"--length: {subject.name} is no run that was trained on text; say how many tokens to score")
+    return config.sequence_length
+
+
+def _joined(lengths: Sequence[int], wanted: int) -> Iterator[list[int]]:
+    """Consecutive documents that have so many tokens together; each is used once."""
+    parts: list[int] = []
+    tokens = 0
+    for number, length in enumerate(lengths):
+        parts.append(number)
+        tokens += length
+        if tokens >= wanted:
+            yield parts
+            parts, tokens = [], 0
+
+
+def _tokens(store: TokenStore, parts: Sequence[int], count: int) -> Tensor:
+    """The first tokens of joined documents, in 32 bits: a million of them need not take more."""
+    pieces = []
+    for number in parts:
+        pieces.append(store.document(number, 0, count).int())
+        count -= len(pieces[-1])
+    return torch.cat(pieces)
+
+
+def _bin(results: list[Result], place: int, start: int, stop: int) -> dict[str, Any]:
+    """The mean over documents of one stretch of positions."""
+    size = stop - start
+    values = [one["nll"][place] / size for one in results]
+    mean = weighted_mean(values)
+    deviation = math.sqrt(sum((x - mean.value) ** 2 for x in values) / max(len(values) - 1, 1))
+    found = {
+        "start": start,
+        "stop": stop,
+        "nll": mean.value,
+        "error": deviation / math.sqrt(len(values)),  # standard error of the mean over documents
+        "tokens": size * len(values),
+        "low": mean.low,
+        "high": mean.high,
     }
+    if all(one["withheld"] is not None for one in results):
+        gain = weighted_mean([(one["withheld"][place] - one["nll"][place]) / size for one in results])
+        found |= {"gain": gain.value, "gain_low": gain.low, "gain_high": gain.high}
+    return found
+
+
+def _table(summaries: Mapping[str, dict[str, Any]]) -> Table:
+    columns, rows = ["to position"], []
+    for name, summary in summaries.items():
+        columns += [f"{name}\nnats/token", "\ngain"] if "gain" in summary["positions"][0] else [f"{name}\nnats/token"]
+    for bins in zip(*(summary["positions"] for summary in summaries.values()), strict=True):
+        row = [f"{bins[0]['stop']:,}"]
+        for one in bins:
+            row += [f"{one['nll']:.4f}", *([f"{one['gain']:+.4f}"] if "gain" in one else [])]
+        rows.append(tuple(row))
+    total = ["all"]
+    for summary in summaries.values():
+        total += [f"{summary['nll']:.4f}", *([""] if "gain" in summary["positions"][0] else [])]
+    first = next(iter(summaries.values()))
+    caption = f"{first['documents']} documents" + (", made long by joining several" if first["joined"] else "")
+    return Table("Likelihood by position in the document", tuple(columns), [*rows, tuple(total)], f"{caption}.")
+
+
+def _chart(
+    name: str,
+    title: str,
+    label: str,
+    summaries: Mapping[str, dict[str, Any]],
+    value: str,
+    low: str,
+    high: str,
+    scale: Callable[[float], float] = lambda x: x,
+) -> Chart:
+    def point(one: dict[str, Any]) -> Point:
+        numbers = (None if one[key] is None else scale(one[key]) for key in (value, low, high))
+        middle = math.sqrt(max(one["start"], one["stop"] / 4) * one["stop"])
+        return Point(middle, *numbers)  # type: ignore[arg-type]
+
+    curves = {
+        model: [point(one) for one in summary["positions"] if value in one] for model, summary in summaries.items()
+    }
+    curves = {model: points for model, points in curves.items() if points}
+    return Chart(name, title, "position in the document (tokens)", label, curves, log_x=True)

@@ -1,38 +1,80 @@
-"""Every measurement by its name. A new one is a function in a file of its own and a line here."""
+"""Every measurement by its name, which is what `sdm eval` calls it.
+
+A measurement is one file and one line here. The file holds a frozen dataclass that extends
+`sdm.evaluation.measurement.Measurement` (or `sdm.evaluation.documents.TextMeasurement`, which brings --data):
+
+- its **fields** are the settings, and options of the command line: a type, a default and a line of documentation below
+  each. The first line of the class's docstring describes the measurement. What cannot work raises a `DataError` or a
+  `UserError` in `__post_init__`, naming the field. Settings belong to a result: with others, it is another result.
+- `plan(subject)` opens the data for a `sdm.evaluation.subject.Subject` and returns a `Plan`: the list of `Unit`s, and a
+  function from a few units (`Plan.batch` at most, of one `group`) to their results, plain JSON, in order. A unit is
+  what is done at once: a document, a sample. Its `key` is unique, and the same for every model that it may be paired
+  with; its result depends on nothing but the unit and the model. `Plan.data` is JSON that identifies the data.
+- `summary(results)` makes plain JSON of the results of all units, or of those that are done.
+- `report(summaries)` says what is shown: tables and charts, for one model or several, as data.
+- `pairs(results)` says by which quantities two models are compared, document by document.
+
+The rest is the framework's: progress and remaining time (`Unit.cost`), `--limit` (units of each `group`), resuming,
+spreading over ranks, results.json, tables, figures, paired comparisons, exit codes.
+
+    @dataclass(frozen=True)
+    class Vowels(Measurement):
+        \"\"\"How often the model answers with a vowel.\"\"\"
+
+        prompts: int = 16
+        \"\"\"How many prompts.\"\"\"
+
+        def plan(self, subject):
+            units = [Unit(f"prompt {i}", payload=i) for i in range(self.prompts)]
+
+            def measure(batch):
+                texts = [f"Letter {unit.payload}:" for unit in batch]
+                for answer in subject.answer(texts, max_new_tokens=1):
+                    yield {"vowel": answer.strip().lower() in tuple("aeiou")}
+
+            return Plan(units, measure, batch=8)
+
+        def summary(self, results):
+            return {"share": sum(one["vowel"] for one in results.values()) / len(results)}
+
+        def report(self, summaries):
+            rows = [(name, f"{one['share']:.2f}") for name, one in summaries.items()]
+            return Report([Table("Vowels", ("model", "share"), rows)])
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass
-from typing import Any
+import difflib
 
-from sdm.data.config import CorpusConfig, DataConfig, MQARTaskConfig, RecallConfig
 from sdm.errors import UserError
-from sdm.evaluation import likelihood, mqar, position, recall
-from sdm.models import SDMForCausalLM
+from sdm.evaluation.measurement import Measurement
+from sdm.evaluation.mqar import PublishedRecall
+from sdm.evaluation.nll import Likelihood
+from sdm.evaluation.position import Position
+from sdm.evaluation.recall import Recall
+from sdm.evaluation.speed import Speed
 
-
-@dataclass(frozen=True)
-class Measurement:
-    data: type
-    """What it is measured on."""
-    run: Callable[[SDMForCausalLM, Any], dict[str, Any]]
-    """From a model and such data to plain JSON."""
-
-
-MEASUREMENTS: dict[str, Measurement] = {
-    "nll": Measurement(CorpusConfig, likelihood.measure),
-    "position": Measurement(CorpusConfig, position.measure),
-    "recall": Measurement(RecallConfig, recall.measure),
-    "mqar": Measurement(MQARTaskConfig, mqar.measure),
+MEASUREMENTS: dict[str, type[Measurement]] = {
+    "nll": Likelihood,
+    "position": Position,
+    "recall": Recall,
+    "mqar": PublishedRecall,
+    "speed": Speed,
 }
 
 
-def measure(name: str, model: SDMForCausalLM, data: DataConfig) -> dict[str, Any]:
-    """A measurement of a model, on held-out data where the data has some."""
-    if name not in MEASUREMENTS:
-        raise UserError(f"there is no measurement {name!r}; there are {', '.join(MEASUREMENTS)}")
-    measurement = MEASUREMENTS[name]
-    if not isinstance(data, measurement.data):
-        raise UserError(f"{name} is measured on {measurement.data.__name__}, got data of {type(data).__name__}")
-    return measurement.run(model, data)
+def find(name: str) -> type[Measurement]:
+    """The measurement of a name, or an error that offers the nearest."""
+    if name in MEASUREMENTS:
+        return MEASUREMENTS[name]
+    near = difflib.get_close_matches(name, MEASUREMENTS, 3, 0.5)
+    hint = f"did you mean {' or '.join(near)}?" if near else f"there are {', '.join(MEASUREMENTS)}"
+    raise UserError(f"there is no measurement {name!r}; {hint}")
+
+
+def listing() -> str:
+    """The names, each with the first line of its description."""
+    width = max(map(len, MEASUREMENTS)) + 2
+    return "\n".join(
+        f"  {name:<{width}}{(kind.__doc__ or '').strip().splitlines()[0]}" for name, kind in MEASUREMENTS.items()
+    )

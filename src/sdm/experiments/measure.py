@@ -5,17 +5,26 @@ from __future__ import annotations
 from typing import Any
 
 from sdm.data.loader import open_data
-from sdm.evaluation.registry import measure
+from sdm.evaluation.measurement import Measurement
+from sdm.evaluation.position import Position
+from sdm.evaluation.registry import find
+from sdm.evaluation.session import evaluate
+from sdm.evaluation.subject import open_subject
 from sdm.models import cost
 from sdm.run import Run
-from sdm.run.model import SavedModel
+
+# Where a job measures otherwise than `sdm eval NAME RUN` by default.
+SETTINGS: dict[str, Measurement] = {"position": Position(gain=False)}
 
 
-def measure_run(measurement: str, run: Run) -> dict[str, Any]:
+def measure_run(name: str, run: Run) -> dict[str, Any]:
     """A measurement, beside what the run has cost and how it went."""
-    config, model = run.config(), SavedModel(run.folder).load()
-    metrics, costs, data = run.metrics(), cost(model.config), config.data
-    context = open_data(data, "test", config.schedule.steps).sequence_length
+    measurement = SETTINGS.get(name) or find(name)()
+    subject = open_subject(run.folder)
+    results = evaluate(name, measurement, [(subject, run.evaluations / name)])[0]
+    config, costs = run.config(), cost(subject.model.config)
+    metrics = run.metrics()
+    context = open_data(config.data, "test", config.schedule.steps).sequence_length
     return {
         "parameters": costs.parameters,
         "initial_state_parameters": costs.initial_state_parameters,
@@ -30,4 +39,4 @@ def measure_run(measurement: str, run: Run) -> dict[str, Any]:
             for line in metrics
             if "memory/slots_written" in line
         ],
-    } | measure(measurement, model, data)
+    } | (results.summary or {})

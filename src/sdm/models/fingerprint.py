@@ -68,7 +68,7 @@ def fingerprint(model: nn.Module, again: bool = False) -> Fingerprint:
     weights = [(x.data_ptr(), x._version, x.dtype) for group in tensors for x in group.values()]
     version = (repr(base.config.rope_parameters), weights)
     if again or base not in _known or _known[base][0] != version:
-        _known[base] = (version, Fingerprint(architecture(base.config), *map(_checksum, tensors)))
+        _known[base] = (version, Fingerprint(architecture(base.config), *map(checksum, tensors)))
     return _known[base][1]
 
 
@@ -100,7 +100,7 @@ def _saved_buffers(model: nn.Module) -> dict[str, Tensor]:
     return {name: x for name, x in buffers.items() if name in saved}
 
 
-def _checksum(tensors: dict[str, Tensor]) -> str:
+def checksum(tensors: dict[str, Tensor]) -> str:
     value = 0
     for name, x in tensors.items():
         value = zlib.crc32(_bytes(x.detach()), zlib.crc32(f"{name} {x.dtype} {list(x.shape)}".encode(), value))

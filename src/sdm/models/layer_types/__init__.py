@@ -1,7 +1,7 @@
 """The layer types, a file each. Local ones come first wherever they are listed."""
 
 from sdm.models.layer_types.attention import FullAttentionType, SlidingAttentionType
-from sdm.models.layer_types.base import LAYER_TYPES, LayerType, layer_fields, layer_names, register
+from sdm.models.layer_types.base import LAYER_TYPES, LayerType, layer_fields, layer_names, local_reach, register
 from sdm.models.layer_types.deltanet import DeltaNetType
 from sdm.models.layer_types.gdn import GatedDeltaNetType
 from sdm.models.layer_types.mamba2 import Mamba2Type
@@ -21,4 +21,4 @@ for kind in (
 ):
     register(kind())
 
-__all__ = ["LAYER_TYPES", "LayerType", "layer_fields", "layer_names", "register"]
+__all__ = ["LAYER_TYPES", "LayerType", "layer_fields", "layer_names", "local_reach", "register"]

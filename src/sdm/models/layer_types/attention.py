@@ -44,6 +44,9 @@ class SlidingAttentionType(LayerType):
         rope = rope_of(config, self.name)
         return SlidingWindowAttention(config.hidden_size, config.num_attention_heads, config.sliding_window, rope=rope)
 
+    def reach(self, config: Any) -> int:
+        return config.sliding_window - 1
+
     def cost(self, config: Any) -> LayerCost:
         return _cost(config, self.name, config.num_attention_heads, config.sliding_window)
 

@@ -58,6 +58,10 @@ class LayerType(abc.ABC):
     def cost(self, config: SDMConfig) -> LayerCost:
         """What one layer costs."""
 
+    def reach(self, config: SDMConfig) -> int | None:
+        """How many tokens before it a token sees through such a layer; None: the whole stream."""
+        return None
+
     def initialize(self, layer: Any, config: SDMConfig) -> None:  # noqa: B027
         """What is to be done to a layer whose modules are initialised."""
 
@@ -77,6 +81,11 @@ def register(kind: LayerType) -> LayerType:
             raise ValueError(f"field {field.name!r} of layer type {kind.name!r} has another meaning elsewhere")
     LAYER_TYPES[kind.name] = kind
     return kind
+
+
+def local_reach(config: SDMConfig) -> int:
+    """How many tokens before it a token sees through the layers that do not see the whole stream, stacked."""
+    return sum(LAYER_TYPES[kind].reach(config) or 0 for kind in config.layer_types or ())
 
 
 def layer_fields() -> dict[str, Field]:

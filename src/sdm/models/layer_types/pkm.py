@@ -50,6 +50,9 @@ class ProductKeyType(LayerType):
             backend=config.backend,
         )
 
+    def reach(self, config: Any) -> int:
+        return 0
+
     def cost(self, config: Any) -> LayerCost:
         width, heads, side = config.hidden_size, config.pkm_heads, math.isqrt(config.pkm_slots)
         return LayerCost(

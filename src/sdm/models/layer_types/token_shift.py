@@ -25,6 +25,9 @@ class TokenShiftType(LayerType):
     def build(self, config: Any) -> nn.Module:
         return TokenShift(config.hidden_size)
 
+    def reach(self, config: Any) -> int:
+        return 1
+
     def cost(self, config: Any) -> LayerCost:
         width = config.hidden_size
         return LayerCost(self.name, weights=2 * width * width, vectors=0, convolution_state=width)

@@ -1,0 +1,81 @@
+"""What a measurement is: settings, a plan of units for a model, and what is made of their results."""
+
+from __future__ import annotations
+
+import abc
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, ClassVar
+
+from sdm.evaluation.report import Report
+from sdm.evaluation.subject import Subject
+
+Result = dict[str, Any]
+"""What is kept of a unit: plain JSON."""
+Pairs = dict[str, dict[str, tuple[float, float]]]
+"""By the name of a quantity: what every document (or sample) has of it, and how much it weighs in the mean."""
+
+
+@dataclass(frozen=True)
+class Unit:
+    """The smallest part of a measurement that is done at once and never repeated: a document, a sample."""
+
+    key: str
+    """Its name, the same in every run of the measurement, and for every model that it may be compared with."""
+    group: str = ""
+    """What `--limit` counts by: a source, a task at a length."""
+    payload: Any = None
+    """Whatever `Plan.measure` needs to find it."""
+    cost: float = 1.0
+    """How long it takes, in any unit: the time that is left is estimated by it."""
+
+
+class Partial:
+    """Tells how much of the cost of the units at hand is done, where a unit takes long."""
+
+    listener: Callable[[float], None] | None = None
+
+    def __call__(self, cost: float) -> None:
+        if self.listener is not None:
+            self.listener(cost)
+
+
+@dataclass(frozen=True)
+class Plan:
+    """A measurement of one model, made ready: data opened, nothing computed."""
+
+    units: Sequence[Unit]
+    """In the order in which they are measured. Keys are distinct."""
+    measure: Callable[[Sequence[Unit]], Iterable[Result]]
+    """The results of a few units, in their order. A unit's result depends neither on its neighbours nor on which
+    process measures it; each is kept as soon as it is given."""
+    data: dict[str, Any] = field(default_factory=dict)
+    """What was measured on, as JSON with fingerprints. Results on other data are never mixed with these."""
+    batch: int = 1
+    """Units that `measure` gets at a time, at most. They are consecutive and of one group."""
+    partial: Partial = field(default_factory=Partial)
+    """`measure` may call it, where units take long."""
+
+
+@dataclass(frozen=True)
+class Measurement(abc.ABC):
+    """Base of all measurements: frozen dataclasses whose fields, each with a line of its own, are the settings."""
+
+    interleaved: ClassVar[bool] = False
+    """Whether several models take turns, unit by unit, as timings must."""
+
+    @abc.abstractmethod
+    def plan(self, subject: Subject) -> Plan:
+        """Open the data for a model, and say what the units are. What cannot work is a UserError here."""
+
+    @abc.abstractmethod
+    def summary(self, results: Mapping[str, Result]) -> dict[str, Any]:
+        """Plain JSON from the results of units by their keys: all of them, or at least one."""
+
+    @abc.abstractmethod
+    def report(self, summaries: Mapping[str, dict[str, Any]]) -> Report:
+        """Tables and charts of one or more models, from their summaries by name."""
+
+    def pairs(self, results: Mapping[str, Result]) -> Pairs:
+        """What two models are compared by, document by document. By default, nothing."""
+        return {}

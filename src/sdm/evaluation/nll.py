@@ -1,0 +1,149 @@
+"""`sdm eval nll`: likelihood of held-out documents, each read from its beginning with the state carried on.
+
+Shapes: B rows, T time.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from sdm.data.errors import check_positive
+from sdm.evaluation.documents import HeldOut, Reader, TextMeasurement, listing
+from sdm.evaluation.intervals import weighted_mean
+from sdm.evaluation.measurement import Pairs, Plan, Result, Unit
+from sdm.evaluation.report import Report, Table
+from sdm.evaluation.subject import Subject
+from sdm.models.likelihood import IGNORED
+
+DOCUMENTS = 16  # at a time: short ones are computed side by side
+TOKENS = 8192  # at a time, over all rows
+
+
+@dataclass(frozen=True)
+class Likelihood(TextMeasurement):
+    """Negative log-likelihood, perplexity and bits per byte of held-out text, document by document."""
+
+    context: int | None = None
+    """Cut documents into pieces of so many tokens and score each by itself; none: whole documents, the state carried on
+    to their end."""
+
+    def __post_init__(self) -> None:
+        if self.context is not None:
+            check_positive(context=self.context)
+
+    def plan(self, subject: Subject) -> Plan:
+        sources = self.held_out(subject)
+        units, manifest = [], []
+        for place, held_out in enumerate(sources):
+            found = listing(held_out)
+            manifest.append({**held_out.manifest(), "documents": len(found.names), "sha256": found.sha256})
+            units += [
+                Unit(f"{held_out.name}:{name}", held_out.name, (place, number, size), cost=size)
+                for number, (name, size) in enumerate(zip(found.names, found.num_bytes, strict=True))
+            ]
+        return Plan(units, _Documents(subject, sources, self.context), {"sources": manifest}, batch=DOCUMENTS)
+
+    def summary(self, results: Mapping[str, Result]) -> dict[str, Any]:
+        by_source: dict[str, list[Result]] = {}
+        for result in results.values():
+            by_source.setdefault(result["source"], []).append(result)
+        total = _means(list(results.values()))
+        return {**total, "sources": {source: _means(found) for source, found in by_source.items()}}
+
+    def report(self, summaries: Mapping[str, dict[str, Any]]) -> Report:
+        rows = []
+        for name, summary in summaries.items():
+            for source, one in summary["sources"].items():
+                interval = f" ± {one['margin']:.4f}" if one["margin"] is not None else ""
+                numbers = f"{one['nll']:.4f}{interval}", f"{one['perplexity']:.3f}", f"{one['bits_per_byte']:.4f}"
+                rows.append((name, source, *numbers, f"{one['documents']:,}", f"{one['tokens']:,}"))
+        title = "Likelihood of held-out text"
+        columns = ("model", "source", "nats/token", "perplexity", "bits/byte", "documents", "tokens")
+        return Report([Table(title, columns, rows, "±: 95% interval of the mean over documents.")])
+
+    def pairs(self, results: Mapping[str, Result]) -> Pairs:
+        return {
+            "nats/token": {key: (one["nll"] / one["tokens"], one["tokens"]) for key, one in results.items()},
+            "bits/byte": {key: (one["nll"] / math.log(2) / one["bytes"], one["bytes"]) for key, one in results.items()},
+        }
+
+
+def _means(results: list[Result]) -> dict[str, Any]:
+    """Over all tokens; the interval is that of documents that are drawn at random."""
+    tokens, size = (sum(one[key] for one in results) for key in ("tokens", "bytes"))
+    mean = weighted_mean([one["nll"] / one["tokens"] for one in results], [one["tokens"] for one in results])
+    return {
+        "nll": mean.value,
+        "margin": None if mean.high is None else mean.high - mean.value,
+        "perplexity": math.exp(min(mean.value, 700.0)),
+        "bits_per_byte": mean.value * tokens / size / math.log(2),
+        "tokens": tokens,
+        "bytes": size,
+        "documents": len(results),
+    }
+
+
+class _Documents:
+    """Scores documents of the sources of one model."""
+
+    def __init__(self, subject: Subject, sources: list[HeldOut], context: int | None) -> None:
+        self._subject, self._context = subject, context
+        self._names, self._readers = [source.name for source in sources], [Reader(source) for source in sources]
+
+    def __call__(self, units: Sequence[Unit]) -> Iterator[Result]:
+        rows: list[list[Tensor]] = []
+        for unit in units:
+            place, number, _ = unit.payload
+            document = self._readers[place].document(number)
+            rows.append(self._pieces(self._subject.encode(document.text), document.name))
+        totals = [0.0] * len(rows)
+        owners = [(piece, owner) for owner, pieces in enumerate(rows) for piece in pieces]
+        for group in _by_length(owners):
+            for owner, value in zip((one for _, one in group), self._score([row for row, _ in group]), strict=True):
+                totals[owner] += value
+        for unit, pieces, total in zip(units, rows, totals, strict=True):
+            place, _, size = unit.payload
+            tokens = sum(len(piece) - 1 for piece in pieces)
+            yield {"source": self._names[place], "nll": total, "tokens": tokens, "bytes": size}
+
+    def _pieces(self, ids: list[int], name: str) -> list[Tensor]:
+        """Rows of tokens, each behind the one that stands before a document."""
+        size = self._context or len(ids)
+        if ids:
+            advice = f"{name!r} is longer; cut documents with --context N, and N tokens are scored at a time"
+            self._subject.check_length(min(size, len(ids)), advice)
+        pieces = [ids[start : start + size] for start in range(0, len(ids), max(size, 1))]
+        return [torch.tensor([self._subject.start_id, *piece]) for piece in pieces]
+
+    def _score(self, rows: list[Tensor]) -> list[float]:
+        """The nats of each row, in stretches of time that the state is carried over."""
+        width = max(len(row) for row in rows) - 1
+        ids = torch.zeros(len(rows), width, dtype=torch.int64)
+        targets = torch.full((len(rows), width), IGNORED)
+        for place, row in enumerate(rows):
+            ids[place, : len(row) - 1], targets[place, : len(row) - 1] = row[:-1], row[1:]
+        totals, past = torch.zeros(len(rows), dtype=torch.float64), None
+        step = max(1, TOKENS // len(rows))
+        for start in range(0, width, step):
+            stretch = slice(start, start + step)
+            found, past = self._subject.nll(ids[:, stretch], targets[:, stretch], past, carry=start + step < width)
+            totals += found.double().sum(1)
+        return totals.tolist()
+
+
+def _by_length(rows: list[tuple[Tensor, int]]) -> Iterator[list[tuple[Tensor, int]]]:
+    """Rows of similar length side by side, so that little is padding; a long one by itself."""
+    group: list[tuple[Tensor, int]] = []
+    for row in sorted(rows, key=lambda entry: len(entry[0])):
+        if group and (len(group) + 1) * len(row[0]) > TOKENS:
+            yield group
+            group = []
+        group.append(row)
+    if group:
+        yield group

@@ -1,0 +1,71 @@
+"""The tokenizer beside a model, as `sdm.data` knows tokenizers."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Sequence
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import tokenizers
+import torch
+from torch import Tensor
+
+from sdm.data.tokenization import HFTokenizer, Tokenizer
+from sdm.errors import UserError
+from sdm.files import explained
+
+FILES = ("tokenizer.json", "tokenizer_config.json", "tokenizer.model", "vocab.json", "vocab.txt")
+
+
+def has_tokenizer(folder: Path) -> bool:
+    return any((folder / name).is_file() for name in FILES)
+
+
+def open_tokenizer(folder: Path) -> Tokenizer:
+    """The tokenizer of any model that transformers loads. Its `eos_id`, the token that stands before every document, is
+    the one that begins a text (bos) where it has one, else the one that ends it."""
+    from transformers import AutoTokenizer
+
+    with explained(f"cannot load the tokenizer in {folder}"):
+        loaded: Any = AutoTokenizer.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
+    start = loaded.bos_token or loaded.eos_token
+    if start is None:
+        raise UserError(
+            f"the tokenizer in {folder} has no token that stands before a document; name one as bos_token or eos_token "
+            "in tokenizer_config.json"
+        )
+    backend = getattr(loaded, "backend_tokenizer", None)
+    if backend is None:
+        return PythonTokenizer(loaded, start)
+    return HFTokenizer(tokenizers.Tokenizer.from_str(backend.to_str()), str(start))
+
+
+class PythonTokenizer:
+    """A tokenizer of transformers that is not made by the `tokenizers` library."""
+
+    def __init__(self, tokenizer: Any, start: str) -> None:
+        self._tokenizer = tokenizer
+        self.eos_id: int = tokenizer.convert_tokens_to_ids(start)
+
+    @property
+    def vocab_size(self) -> int:
+        return len(self._tokenizer)
+
+    @cached_property
+    def fingerprint(self) -> str:
+        parts = [type(self._tokenizer).__name__, str(sorted(self._tokenizer.get_vocab().items())), str(self.eos_id)]
+        return hashlib.sha256("\0".join(parts).encode()).hexdigest()
+
+    def encode(self, text: str) -> list[int]:
+        return self._tokenizer.encode(text, add_special_tokens=False, split_special_tokens=True)
+
+    def encode_batch(self, texts: Sequence[str]) -> list[Tensor]:
+        return [torch.tensor(self.encode(text), dtype=torch.int32) for text in texts]
+
+    def decode(self, ids: Sequence[int]) -> str:
+        return self._tokenizer.decode(list(ids), skip_special_tokens=True)
+
+    def save(self, folder: Path) -> None:
+        self._tokenizer.save_pretrained(folder)
