@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -31,3 +32,29 @@ def stop(
         printed, said = process.communicate(timeout=60)
         assert process.returncode == 128 + number
         return printed.decode(), said.decode()
+
+
+def run_ranks(script: Path, count: int, *arguments: str, seconds: float = 300) -> list[str]:
+    """Run a script as so many ranks, as torchrun would, one thread each. Returns what each printed; raises if one
+    fails."""
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    shared = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "WORLD_SIZE": str(count), "OMP_NUM_THREADS": "1"}
+    ranks = [
+        subprocess.Popen(
+            [sys.executable, str(script), *arguments],
+            env=os.environ | shared | {"RANK": str(rank), "LOCAL_RANK": str(rank)},
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+        )
+        for rank in range(count)
+    ]
+    try:
+        printed = [rank.communicate(timeout=seconds)[0] for rank in ranks]
+    finally:
+        for rank in ranks:
+            rank.kill()
+    assert all(rank.returncode == 0 for rank in ranks), "\n".join(printed)
+    return printed

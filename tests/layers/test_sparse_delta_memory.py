@@ -121,10 +121,13 @@ def test_half_precision(dtype: torch.dtype) -> None:
 
 
 def test_gates_stay_in_float32() -> None:
+    layer, seen = make(torch.float32), []
+    layer.observer = seen.append
     with torch.autocast("cpu", dtype=torch.bfloat16):
-        mixed = make(torch.float32)._tokens(torch.randn(2, 5, 32), None)
-    half = make(torch.bfloat16)._tokens(torch.randn(2, 5, 32).bfloat16(), None)
-    for tokens in (mixed, half):
+        layer(torch.randn(2, 5, 32))
+    layer.bfloat16()(torch.randn(2, 5, 32).bfloat16())
+    assert len(seen) == 2
+    for tokens in seen:
         assert tokens.beta.dtype == tokens.log_decay.dtype == torch.float32
         assert tokens.value.dtype == torch.bfloat16
 

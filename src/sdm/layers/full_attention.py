@@ -88,7 +88,7 @@ class FullAttention(GatedAttention):
             capacity = int(length.max()) + time
             key = _append(state.key, key, length, capacity)
             value = _append(state.value, value, length, capacity)
-            mixed = _attend_blocks(query, key, value, length)
+            mixed = attend_blocks(query, key, value, length)
         if not return_state:
             return mixed.transpose(1, 2), None
         after = GrowingKeyValues(key.contiguous(), value.contiguous(), length + streams.totals(time, length.device))
@@ -120,7 +120,7 @@ def _append(buffer_SGCD: Tensor, new_SGTD: Tensor, length: Tensor, capacity: int
     return resized.scatter(2, place[:, None, :, None].expand_as(new_SGTD), new_SGTD)
 
 
-def _attend_blocks(query_BHTD: Tensor, key_BGCD: Tensor, value_BGCD: Tensor, length: Tensor) -> Tensor:
+def attend_blocks(query_BHTD: Tensor, key_BGCD: Tensor, value_BGCD: Tensor, length: Tensor) -> Tensor:
     """Attention of query t of a row to the first `length` + t + 1 places, a block of queries at a time.
 
     A mask over all queries and places would grow with T^2.

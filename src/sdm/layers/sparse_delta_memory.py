@@ -8,6 +8,7 @@ from __future__ import annotations
 import dataclasses
 import math
 from collections.abc import Callable
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -166,19 +167,15 @@ class SparseDeltaMemory(nn.Module):
         if mask is not None:
             x = x.masked_fill(~mask.unsqueeze(-1), 0)
             key_input = None if key_input is None else key_input.masked_fill(~mask.unsqueeze(-1), 0)
-        tokens = self._tokens(x, mask, key_input)
+        for_channels = self._for_channels(x)
+        tokens = self._tokens(x, for_channels, mask, key_input)
         if self.observer is not None:
             self.observer(tokens)
-        readings, final_state = sparse_delta_rule(
-            *tokens,
-            initial_state=self.initial_state if state is None else _table(state).memory,
-            num_slots=self.num_slots,
-            output_final_state=return_state,
-            cu_seqlens=cu_seqlens,
-            update=self.update,
-            backend=self.backend,
+        initial_state = self.initial_state if state is None else _table(state).memory
+        readings, final_state = self._recur(
+            tokens, initial_state, output_final_state=return_state, cu_seqlens=cu_seqlens
         )
-        y = self._output(x, readings)
+        y = self._output(for_channels, readings)
         if mask is not None:
             y = y * mask.unsqueeze(-1)
         return (y, MemoryTable(final_state)) if final_state is not None else y
@@ -193,7 +190,7 @@ class SparseDeltaMemory(nn.Module):
             key_input = key_input.unsqueeze(1)
         state = _table(state)
         check_state(state, MemoryTable, len(x), x.device, memory=(self.num_heads, self.num_slots, self.head_dim))
-        token = (tensor.squeeze(1) for tensor in self._tokens(x.unsqueeze(1), None, key_input))
+        token = (tensor.squeeze(1) for tensor in self._tokens(x.unsqueeze(1), x.unsqueeze(1), None, key_input))
         return self._output(x, sparse_delta_step_(state.memory, *token, update=self.update, backend=self.backend))
 
     def start_state(self, batch_size: int, learn: bool = False) -> MemoryTable:
@@ -205,7 +202,22 @@ class SparseDeltaMemory(nn.Module):
         """The tensors of the state of which a stream changes few rows, each with the layer that it belongs to."""
         return {"memory": self}
 
-    def _tokens(self, x: Tensor, mask: Tensor | None, key_input: Tensor | None = None) -> Tokens:
+    def _for_channels(self, x: Tensor) -> Tensor:
+        """What values and output gates are computed from: the input, which ranks that split the channels share."""
+        return x
+
+    def _recur(self, tokens: Tokens, initial_state: Tensor | None, **options: Any) -> tuple[Tensor, Tensor | None]:
+        """Readings [B,T,H,D] and the final state: the one place where tokens meet."""
+        return sparse_delta_rule(
+            *tokens,
+            initial_state=initial_state,
+            num_slots=self.num_slots,
+            update=self.update,
+            backend=self.backend,
+            **options,
+        )
+
+    def _tokens(self, x: Tensor, for_channels: Tensor, mask: Tensor | None, key_input: Tensor | None) -> Tokens:
         """What the memory is told about each token, [B,T,H,...]; padding neither decays nor writes."""
         query, key = self.query_proj(x), self.key_proj(x if key_input is None else key_input)
         if self.query_batch_norm is not None:
@@ -217,7 +229,7 @@ class SparseDeltaMemory(nn.Module):
         else:
             read_weight, read_index = self._address(query, self.num_reads)
             write_weight, write_index = self._address(key, self.num_writes)
-        value = self.value_proj(x).unflatten(-1, (self.num_heads, self.head_dim))
+        value = self.value_proj(for_channels).unflatten(-1, (self.num_heads, self.head_dim))
         beta = torch.sigmoid(self.beta_proj(x))
         _, log_decay = decay_gate(self.decay_proj(x), self.decay_bias, self.decay_log_rate)
         if mask is not None:

@@ -1,0 +1,10 @@
+"""One model over several ranks: the memory split by channels, sequences split by time.
+
+Layers keep their classes' arithmetic and their parameters' names; what is here adds the few exchanges between ranks.
+"""
+
+from sdm.parallel.channels import Cut, split_channels
+from sdm.parallel.collectives import Traffic, counted
+from sdm.parallel.context import TimeSlice, split_time
+
+__all__ = ["Cut", "TimeSlice", "Traffic", "counted", "split_channels", "split_time"]

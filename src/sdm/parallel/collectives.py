@@ -1,0 +1,216 @@
+"""Exchanges between the ranks of a group that gradients pass through, and how much they send.
+
+Every function is called by all ranks of the group at the same place of the program. A loss is understood as the sum of
+what the ranks compute, each of its own part.
+
+Shapes: B batch, T time of the whole sequence, P ranks.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+Group = dist.ProcessGroup
+
+
+@dataclass
+class Traffic:
+    """What one rank hands to collectives, in bytes by their kind: the size of the tensor that goes in."""
+
+    sent: dict[str, int] = field(default_factory=dict)
+
+    def add(self, kind: str, x: Tensor) -> None:
+        self.sent[kind] = self.sent.get(kind, 0) + x.nbytes
+
+    @property
+    def total(self) -> int:
+        return sum(self.sent.values())
+
+
+_counters: list[Traffic] = []
+
+
+@contextlib.contextmanager
+def counted() -> Iterator[Traffic]:
+    """Count what this process sends through the functions of this file, in forward and in backward."""
+    traffic = Traffic()
+    _counters.append(traffic)
+    try:
+        yield traffic
+    finally:
+        _counters.remove(traffic)
+
+
+def _count(kind: str, x: Tensor) -> None:
+    for traffic in _counters:
+        traffic.add(kind, x)
+
+
+def _all_reduce(x: Tensor, group: Group) -> Tensor:
+    x = x.clone(memory_format=torch.contiguous_format)
+    _count("all_reduce", x)
+    dist.all_reduce(x, group=group)
+    return x
+
+
+class _Share(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, group: Group, *tensors: Tensor) -> tuple[Tensor, ...]:
+        ctx.group = group
+        ctx.set_materialize_grads(True)
+        return tuple(x.view_as(x) for x in tensors)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Any, ...]:
+        # One message for all of them, in the widest of their types.
+        flat = torch.cat([grad.flatten() for grad in grads])
+        pieces = _all_reduce(flat, ctx.group).split([grad.numel() for grad in grads])
+        return None, *(piece.view_as(grad).to(grad.dtype) for piece, grad in zip(pieces, grads, strict=True))
+
+
+def share(group: Group, *tensors: Tensor) -> tuple[Tensor, ...]:
+    """The tensors, equal on all ranks, of which each rank goes on to compute another part: their gradients are the sums
+    over the ranks."""
+    return _Share.apply(group, *tensors)
+
+
+class _AddUp(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, group: Group) -> Tensor:
+        return _all_reduce(x, group)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:
+        return grad, None
+
+
+def add_up(x: Tensor, group: Group) -> Tensor:
+    """The sum over the ranks, with which all of them go on to compute the same."""
+    return _AddUp.apply(x, group)
+
+
+class _Total(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, group: Group) -> Tensor:
+        ctx.group = group
+        return _all_reduce(x, group)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:
+        return _all_reduce(grad, ctx.group), None
+
+
+def total(x: Tensor, group: Group) -> Tensor:
+    """The sum over the ranks, with which each goes on to compute another part."""
+    return _Total.apply(x, group)
+
+
+def _exchange(x: Tensor, group: Group, split: int, join: int) -> Tensor:
+    size = dist.get_world_size(group)
+    # The part for each rank first; then the part from each rank first.
+    parts = torch.stack(x.chunk(size, dim=split)).contiguous()
+    _count("all_to_all", parts)
+    received = torch.empty_like(parts)
+    dist.all_to_all_single(received, parts, group=group)
+    return torch.cat(received.unbind(), dim=join)
+
+
+class _Exchange(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, group: Group, split: int, join: int) -> Tensor:
+        ctx.group, ctx.split, ctx.join = group, split, join
+        return _exchange(x, group, split, join)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Any, ...]:
+        return _exchange(grad, ctx.group, ctx.join, ctx.split), None, None, None
+
+
+def exchange(x: Tensor, group: Group, split: int, join: int) -> Tensor:
+    """Slices along `join` become slices along `split`: rank r gives its p-th part along `split` to rank p, and joins
+    what it gets along `join`. All ranks have the same shape."""
+    return _Exchange.apply(x, group, split, join)
+
+
+class _Gather(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, group: Group, *tensors: Tensor) -> tuple[Tensor, ...]:
+        ctx.group = group
+        return tuple(_gather(x, group) for x in tensors)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Any, ...]:
+        return None, *(_scatter_sum(grad, ctx.group) for grad in grads)
+
+
+def _gather(x: Tensor, group: Group) -> Tensor:
+    x = x.contiguous()
+    _count("all_gather", x)
+    parts = [torch.empty_like(x) for _ in range(dist.get_world_size(group))]
+    dist.all_gather(parts, x, group=group)
+    return torch.cat(parts, dim=1)
+
+
+def _scatter_sum(grad: Tensor, group: Group) -> Tensor:
+    # The parts are added in the order of the ranks, so that the sum is the same from run to run.
+    size = dist.get_world_size(group)
+    parts = torch.stack(grad.chunk(size, dim=1)).contiguous()
+    _count("all_to_all", parts)
+    received = torch.empty_like(parts)
+    dist.all_to_all_single(received, parts, group=group)
+    return received.sum(0)
+
+
+def gather_time(group: Group, *tensors: Tensor) -> tuple[Tensor, ...]:
+    """[B,T/P,...] of each rank become [B,T,...] on all, of which each rank goes on to compute another part. Integers
+    have no gradients."""
+    floats = [x for x in tensors if x.is_floating_point()]
+    gathered = iter(_Gather.apply(group, *floats))
+    return tuple(next(gathered) if x.is_floating_point() else _gather(x, group) for x in tensors)
+
+
+def _pass_on(x: Tensor, group: Group, step: int) -> Tensor:
+    """Give x to the rank `step` further and take that of the rank as far before; zeros where there is none."""
+    rank, size = dist.get_rank(group), dist.get_world_size(group)
+    sizes_out, sizes_in = [0] * size, [0] * size
+    count = x.numel()
+    if 0 <= rank + step < size:
+        sizes_out[rank + step] = count
+    if 0 <= rank - step < size:
+        sizes_in[rank - step] = count
+    sent = x.contiguous().flatten()[: sum(sizes_out)]
+    _count("neighbour", sent)
+    received = x.new_empty(sum(sizes_in))
+    dist.all_to_all_single(received, sent, sizes_in, sizes_out, group=group)
+    return received.view_as(x) if received.numel() else torch.zeros_like(x)
+
+
+class _PassOn(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, group: Group) -> Tensor:
+        ctx.group = group
+        return _pass_on(x, group, 1)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:
+        return _pass_on(grad, ctx.group, -1), None
+
+
+def tokens_before(x: Tensor, group: Group, count: int) -> Tensor:
+    """The last `count` tokens before this rank's slice x [B,T/P,...] of time, or as many as there are."""
+    own = x.shape[1]
+    piece, found = x[:, max(0, own - count) :], 0
+    parts: list[Tensor] = []
+    while found < count and own:
+        piece = _PassOn.apply(piece, group)
+        parts.insert(0, piece)
+        found += piece.shape[1]
+    before = min(count, dist.get_rank(group) * own)
+    return torch.cat(parts, dim=1)[:, found - before :] if parts else x[:, :0]

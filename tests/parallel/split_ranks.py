@@ -1,0 +1,163 @@
+"""What each rank of a small world does for `test_split.py`: compare a split model with the whole one, which it has too.
+
+Run with RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT set.
+"""
+
+from __future__ import annotations
+
+import copy
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.distributed.device_mesh import init_device_mesh
+
+sys.path.insert(0, str(Path(__file__).parents[1]))
+
+from sdm.models import SDMForCausalLM
+from sdm.models.likelihood import nll
+from sdm.parallel import TimeSlice, counted, split_channels, split_time
+from tiny_models import STACKS, tiny_model, tokens
+
+
+def world() -> dist.ProcessGroup:
+    assert dist.group.WORLD is not None
+    return dist.group.WORLD
+
+
+def assert_close(found: Tensor, expected: Tensor, name: str = "loss") -> None:
+    """In float64 nothing but rounding is left."""
+    torch.testing.assert_close(found, expected, rtol=1e-8, atol=1e-9, msg=lambda text: f"{name}: {text}")
+
+
+def model_of(stack: str) -> SDMForCausalLM:
+    torch.manual_seed(3)
+    return tiny_model(stack, num_attention_heads=4).double()
+
+
+def batch(layout: str) -> tuple[Tensor, Tensor, Tensor | None]:
+    """Rows; packed documents that ranks do not divide; or rows of which a rank has less than a window."""
+    torch.manual_seed(5)
+    shape = {"rows": (2, 24), "documents": (1, 23), "short": (2, 5)}[layout]
+    ids, targets = tokens(*shape), tokens(*shape)
+    targets[:, ::5] = -100
+    return ids, targets, torch.tensor([0, 3, 4, 4, 19, 23]) if layout == "documents" else None
+
+
+def gradients(model: nn.Module, loss: Tensor) -> dict[str, Tensor]:
+    loss.backward()
+    return {name: x.grad for name, x in model.named_parameters() if x.grad is not None}
+
+
+def check_channels(stack: str, layout: str) -> None:
+    whole = model_of(stack)
+    split = copy.deepcopy(whole)
+    cuts = split_channels(split, world())
+    ids, targets, bounds = batch(layout)
+    expected = nll(whole, ids, targets, bounds)[0]
+    with counted() as traffic:
+        found = nll(split, ids, targets, bounds)[0]
+    assert_close(found, expected)
+    wanted, got = gradients(whole, expected), gradients(split, found)
+    assert wanted.keys() == got.keys()
+    for name, grad in got.items():
+        cut = cuts.get(name)
+        assert_close(grad, wanted[name] if cut is None else cut.take(wanted[name]), name)
+    assert set(traffic.sent) == {"all_reduce"}
+
+
+def check_context(stack: str, layout: str) -> None:
+    whole = model_of(stack)
+    split = copy.deepcopy(whole)
+    split_time(split, world())
+    ids, targets, bounds = batch(layout)
+    expected = nll(whole, ids, targets, bounds)[0]
+    part = TimeSlice.of(ids, targets, bounds, dist.get_rank(), dist.get_world_size())
+    found = nll(split, part.input_ids, part.targets, part.cu_seqlens)[0]
+    total = found.detach().clone()
+    dist.all_reduce(total)
+    assert_close(total, expected.detach())
+    wanted, got = gradients(whole, expected), gradients(split, found)
+    for name, grad in wanted.items():
+        own = got[name].clone() if name in got else torch.zeros_like(grad)
+        dist.all_reduce(own)
+        assert_close(own, grad, f"{stack} {name}")
+
+
+def check_channels_and_context(stack: str, layout: str) -> None:
+    """Two by two: the channels that a rank has are split once more along with time."""
+    whole = model_of(stack)
+    split = copy.deepcopy(whole)
+    mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("context", "channel"))
+    cuts = split_channels(split, mesh["channel"].get_group())
+    time = mesh["context"].get_group()
+    split_time(split, time)
+    ids, targets, bounds = batch(layout)
+    expected = nll(whole, ids, targets, bounds)[0]
+    part = TimeSlice.of(ids, targets, bounds, dist.get_rank(time), 2)
+    found = nll(split, part.input_ids, part.targets, part.cu_seqlens)[0]
+    wanted, got = gradients(whole, expected), gradients(split, found)
+    for name, grad in wanted.items():
+        own = got[name].clone()
+        dist.all_reduce(own, group=time)
+        assert_close(own, cuts[name].take(grad) if name in cuts else grad, name)
+
+
+def check_states(stack: str, layout: str) -> None:
+    """Carried states and decoding steps of split channels."""
+    whole = model_of(stack)
+    split = copy.deepcopy(whole)
+    split_channels(split, world())
+    ids, _, _ = batch("rows")
+    greedy: dict[str, Any] = {"max_new_tokens": 9, "do_sample": False, "pad_token_id": 0}
+    found, expected = (model.generate(ids[:, :7], **greedy) for model in (split, whole))  # type: ignore[misc]
+    assert torch.equal(found, expected)  # type: ignore[arg-type]
+
+
+def check_refusals(stack: str, layout: str) -> None:
+    for split, model, words in (
+        (split_channels, tiny_model("gdn"), "no sparse delta memory"),
+        (split_channels, tiny_model("sdm", hidden_size=34), "must divide the 17 value channels"),
+        (split_time, tiny_model("gdn", hidden_size=36, num_attention_heads=3), "must divide the 3 heads"),
+    ):
+        with pytest.raises(ValueError, match=words):
+            split(model, world())
+    model = model_of(stack)
+    split_time(model, world())
+    for arguments in ({"attention_mask": torch.tensor([[0, 1, 1, 1]])}, {"use_cache": True}):
+        with pytest.raises(ValueError, match="split over ranks"):
+            model(tokens(1, 4), **arguments)
+
+
+def main() -> None:
+    torch.set_num_threads(1)
+    dist.init_process_group("gloo")
+    checks: list[tuple[Callable[[str, str], None], str, str]] = [
+        *((check_channels, stack, layout) for stack in ("sdm", "shifted", "mixed") for layout in ("rows", "documents")),
+        *((check_context, stack, layout) for stack in STACKS for layout in ("rows", "documents")),
+        *((check_context, stack, "short") for stack in ("sdm", "shifted", "mamba2")),
+        (check_states, "sdm", "rows"),
+        (check_refusals, "sdm", "rows"),
+    ]
+    if dist.get_world_size() == 4:
+        checks += [(check_channels_and_context, "shifted", "rows"), (check_channels_and_context, "sdm", "documents")]
+    failed = False
+    for check, stack, layout in checks:
+        try:
+            check(stack, layout)
+        except Exception as error:
+            failed = True
+            print(f"{check.__name__}({stack}, {layout}): {error!r}", flush=True)
+        dist.barrier()
+    dist.destroy_process_group()
+    print(f"{len(checks)} checks", flush=True)
+    sys.exit(failed)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,41 @@
+"""Models split by channels and by time give the numbers of the whole model."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+
+from processes import run_ranks
+from sdm.parallel import Cut, TimeSlice
+
+
+@pytest.mark.parametrize("ranks", [2, pytest.param(4, marks=pytest.mark.slow)])
+def test_split_models_are_the_whole_model(ranks: int) -> None:
+    """Losses and all gradients, for every stack, in float64; see the script for what is compared."""
+    printed = run_ranks(Path(__file__).parent / "split_ranks.py", ranks)
+    assert all("checks" in text for text in printed), printed
+
+
+def test_cuts_lie_side_by_side() -> None:
+    whole = torch.arange(2 * 12 * 3).view(2, 12, 3)
+    parts = [Cut(1, 2, rank, 3) for rank in range(3)]
+    again = torch.zeros_like(whole)
+    for cut in parts:
+        part = cut.take(whole)
+        assert cut.whole_shape(part.shape) == whole.shape
+        for own, place, length in cut.places(part.shape[1]):
+            again[:, place : place + length] = part[:, own : own + length]
+    assert torch.equal(again, whole)
+
+
+def test_time_slices_of_rows_that_ranks_do_not_divide() -> None:
+    ids, targets, bounds = torch.arange(7).unsqueeze(0), torch.arange(1, 8).unsqueeze(0), torch.tensor([0, 4, 7])
+    parts = [TimeSlice.of(ids, targets, bounds, rank, 3) for rank in range(3)]
+    assert torch.equal(torch.cat([part.input_ids for part in parts], 1)[:, :7], ids)
+    wanted = torch.cat([part.targets for part in parts], 1)
+    assert torch.equal(wanted[:, :7], targets)
+    assert (wanted[:, 7:] == -100).all()
+    assert parts[0].cu_seqlens is not None
+    assert parts[0].cu_seqlens.tolist() == [0, 4, 7, 9]
