@@ -25,7 +25,10 @@ MAY_IMPORT: dict[str, set[str]] = {
     "models": {"layers", "ops", "errors", "files"},
     "parallel": {"layers", "ops"},
     "run": {"models", "layers", "ops", "data", "errors", "files", "ending", "ranks"},
-    "training": {"parallel", "run", "models", "layers", "ops", "data", "errors", "files", "ending", "ranks", "__version__"},
+    "training": {
+        *("parallel", "run", "models", "layers", "ops", "data"),
+        *("__version__", "errors", "files", "ending", "ranks"),
+    },
     "evaluation": {"run", "models", "layers", "ops", "data", "errors", "files", "ranks"},
     "analysis": {"evaluation", "run", "models", "layers", "ops", "data", "files"},
     "recipes": {"training", "run", "models", "layers", "ops", "data"},
