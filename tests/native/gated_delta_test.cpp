@@ -43,6 +43,19 @@ struct Outputs {
   Numbers y, final_state, residual, saved;
 };
 
+template <class Call>
+Call call_of(const Case& c, int threads) {
+  Call call = {};
+  call.threads = threads;
+  call.sequences = c.S;
+  call.tokens = c.tokens();
+  call.heads = c.H;
+  call.key_size = c.K;
+  call.channels = c.D;
+  call.cu_seqlens = c.packed() ? c.cu_seqlens.data() : nullptr;
+  return call;
+}
+
 template <class Real>
 Outputs forward(const Case& c, int threads) {
   const auto query = converted<Real>(c.query), key = converted<Real>(c.key), value = converted<Real>(c.value),
@@ -50,9 +63,18 @@ Outputs forward(const Case& c, int threads) {
              initial = converted<Real>(c.initial);
   std::vector<Real> y(value.size()), final_state(initial.size()), residual(value.size()),
       saved(c.segments() * c.H * c.K * c.D);
-  sdm::gated_delta_forward(query.data(), key.data(), value.data(), beta.data(), log_decay.data(), initial.data(),
-                           c.packed() ? c.cu_seqlens.data() : nullptr, y.data(), final_state.data(), residual.data(),
-                           saved.data(), c.S, c.tokens(), c.H, c.K, c.D, sizeof(Real) == 8, threads);
+  auto call = call_of<sdm::GatedDeltaForward<Real>>(c, threads);
+  call.query = query.data();
+  call.key = key.data();
+  call.beta = beta.data();
+  call.log_decay = log_decay.data();
+  call.value = value.data();
+  call.initial_state = initial.data();
+  call.y = y.data();
+  call.final_state = final_state.data();
+  call.residual = residual.data();
+  call.saved_states = saved.data();
+  sdm::gated_delta_forward(call);
   return {converted<double>(y), converted<double>(final_state), converted<double>(residual), converted<double>(saved)};
 }
 
@@ -90,11 +112,22 @@ Gradients backward(const Case& c, int threads, const Outputs& out, const Numbers
              from_final = converted<Real>(grad_final);
   auto g_query = query, g_key = key, g_beta = beta, g_log_decay = log_decay, g_value = converted<Real>(c.value),
        g_initial = converted<Real>(c.initial);
-  sdm::gated_delta_backward(query.data(), key.data(), beta.data(), log_decay.data(),
-                            c.packed() ? c.cu_seqlens.data() : nullptr, residual.data(), saved.data(), from_y.data(),
-                            grad_final.empty() ? nullptr : from_final.data(), g_query.data(), g_key.data(),
-                            g_value.data(), g_beta.data(), g_log_decay.data(), g_initial.data(), c.S, c.tokens(), c.H,
-                            c.K, c.D, sizeof(Real) == 8, threads);
+  auto call = call_of<sdm::GatedDeltaBackward<Real>>(c, threads);
+  call.query = query.data();
+  call.key = key.data();
+  call.beta = beta.data();
+  call.log_decay = log_decay.data();
+  call.residual = residual.data();
+  call.saved_states = saved.data();
+  call.grad_y = from_y.data();
+  call.grad_final_state = grad_final.empty() ? nullptr : from_final.data();
+  call.grad_query = g_query.data();
+  call.grad_key = g_key.data();
+  call.grad_value = g_value.data();
+  call.grad_beta = g_beta.data();
+  call.grad_log_decay = g_log_decay.data();
+  call.grad_initial_state = g_initial.data();
+  sdm::gated_delta_backward(call);
   return {converted<double>(g_query), converted<double>(g_key),       converted<double>(g_value),
           converted<double>(g_beta),  converted<double>(g_log_decay), converted<double>(g_initial)};
 }

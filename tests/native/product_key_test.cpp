@@ -19,7 +19,7 @@ void test_case(const std::string& name) {
   for (Real& x : grad_values) x = static_cast<Real>(integer(-8, 8));
   const auto run = [&](int threads) {
     std::pair<std::vector<Real>, std::vector<int64_t>> out{std::vector<Real>(rows * k), std::vector<int64_t>(rows * k)};
-    sdm::product_key_topk(scores.data(), out.first.data(), out.second.data(), rows, n, k, sizeof(Real) == 8, threads);
+    sdm::product_key_topk<Real>({threads, rows, n, k, scores.data(), out.first.data(), out.second.data()});
     return out;
   };
   const auto [values, index] = run(1);
@@ -43,13 +43,16 @@ void test_case(const std::string& name) {
       expected[row * 2 * n + n + slots[j] % n] += grad_values[row * k + j];
     }
   }
-  sdm::product_key_topk_backward(grad_values.data(), index.data(), grad_scores.data(), rows, n, k, sizeof(Real) == 8, 3);
+  const auto run_backward = [&](const std::vector<int64_t>& at) {
+    sdm::product_key_topk_backward<Real>({3, rows, n, k, grad_values.data(), at.data(), grad_scores.data()});
+  };
+  run_backward(index);
   require(identical(grad_scores, expected), name + "gradient");
   if (rows == 0) return;
   std::vector<int64_t> bad = index;
   bad[integer(0, rows * k - 1)] = integer(0, 1) ? -1 : n * n;
   try {
-    sdm::product_key_topk_backward(grad_values.data(), bad.data(), grad_scores.data(), rows, n, k, sizeof(Real) == 8, 3);
+    run_backward(bad);
     require(false, name + "a slot out of range was accepted");
   } catch (const std::out_of_range&) {
   }

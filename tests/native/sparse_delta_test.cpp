@@ -3,7 +3,7 @@
 #include <stdexcept>
 #include <utility>
 
-#include "sparse_delta_rule/streams.h"
+#include "sparse_delta_rule/call.h"
 #include "testing.h"
 
 namespace testing {
@@ -27,6 +27,10 @@ Case draw_case() {
   c.T = integer(0, 40);
   c.H = integer(1, 3);
   c.N = integer(1, 60);
+  if (integer(0, 7) == 0) {  // far more slots than visits
+    c.T = integer(0, 3);
+    c.N = integer(4000, 5000);
+  }
   c.D = integer(1, 3) == 1 ? integer(1, 20) : integer(1, 150);
   c.W = integer(1, std::min<int64_t>(c.N, 20));
   c.R = integer(1, 20);
@@ -65,29 +69,30 @@ struct Typed {
         read_weight(converted<Real>(c.read_weight)),
         initial(converted<Real>(c.initial)) {}
 
-  sdm::SparseDeltaInputs<Real> inputs(int threads) const {
-    return {threads,
-            c.sequences(),
-            c.T,
-            c.H,
-            c.N,
-            c.D,
-            static_cast<int32_t>(c.W),
-            static_cast<int32_t>(c.R),
-            false,
-            c.per_write,
-            c.slot_rule,
-            c.packed ? c.cu_seqlens.data() : nullptr,
-            c.write_index.data(),
-            c.read_index.data(),
-            write_weight.data(),
-            value.data(),
-            beta.data(),
-            log_decay.data(),
-            read_weight.data()};
-  }
-  sdm::InitialState start() const {
-    return {c.has_initial ? initial.data() : nullptr, false, c.has_initial && !c.shared};
+  template <template <class> class Call>
+  Call<Real> call(int threads) const {
+    Call<Real> call = {};
+    call.threads = threads;
+    call.sequences = c.sequences();
+    call.tokens = c.T;
+    call.heads = c.H;
+    call.slots = c.N;
+    call.channels = c.D;
+    call.writes = static_cast<int32_t>(c.W);
+    call.reads = static_cast<int32_t>(c.R);
+    call.decay_per_write = c.per_write;
+    call.slot_rule = c.slot_rule;
+    call.cu_seqlens = c.packed ? c.cu_seqlens.data() : nullptr;
+    call.write_index = c.write_index.data();
+    call.write_weight = write_weight.data();
+    call.value = value.data();
+    call.beta = beta.data();
+    call.log_decay = log_decay.data();
+    call.read_index = c.read_index.data();
+    call.read_weight = read_weight.data();
+    call.initial_state = c.has_initial ? initial.data() : nullptr;
+    call.initial_per_sequence = c.has_initial && !c.shared;
+    return call;
   }
 
   const Case& c;
@@ -95,16 +100,20 @@ struct Typed {
 };
 
 struct Outputs {
-  Numbers y, error, final_state;
+  Numbers y, residual, final_state;
 };
 
 template <class Real>
 Outputs forward(const Case& c, int threads, bool with_final = true) {
   const Typed<Real> typed(c);
-  std::vector<Real> y(c.value.size()), error(y.size()), final_state(with_final ? c.sequences() * c.H * c.N * c.D : 0);
-  sdm::sparse_delta_forward<Real>(typed.inputs(threads), typed.start(), y.data(), with_final ? error.data() : nullptr,
-                                  with_final ? final_state.data() : nullptr, false);
-  return {converted<double>(y), converted<double>(error), converted<double>(final_state)};
+  std::vector<Real> y(c.value.size()), residual(y.size());
+  std::vector<Real> final_state(with_final ? c.sequences() * c.H * c.N * c.D : 0);
+  auto call = typed.template call<sdm::SparseDeltaForward>(threads);
+  call.y = y.data();
+  call.residual = with_final ? residual.data() : nullptr;
+  call.final_state = with_final ? final_state.data() : nullptr;
+  sdm::sparse_delta_forward(call);
+  return {converted<double>(y), converted<double>(residual), converted<double>(final_state)};
 }
 
 // The recurrence as it is written down.
@@ -145,19 +154,33 @@ struct Gradients {
   std::vector<Numbers*> all() { return {&write_weight, &value, &beta, &log_decay, &read_weight, &initial}; }
 };
 
+struct Plan {
+  double rounding_limit;
+  int64_t table_bytes;
+};
+
 // An empty grad_final: the final state was not used.
 template <class Real>
-Gradients backward(const Case& c, int threads, const Numbers& error, const Numbers& grad_y, const Numbers& grad_final,
-                   const sdm::InversionPlan<Real>& plan) {
+Gradients backward(const Case& c, int threads, const Numbers& residual, const Numbers& grad_y,
+                   const Numbers& grad_final, const Plan& plan) {
   const Typed<Real> typed(c);
-  const auto from_error = converted<Real>(error), from_y = converted<Real>(grad_y);
+  const auto from_residual = converted<Real>(residual), from_y = converted<Real>(grad_y);
   const auto from_final = converted<Real>(grad_final);
   auto write_weight = typed.write_weight, value = typed.value, beta = typed.beta, log_decay = typed.log_decay,
        read_weight = typed.read_weight, initial = typed.initial;
-  sdm::sparse_delta_backward<Real>(typed.inputs(threads), typed.start(), plan,
-                                   {from_error.data(), from_y.data(), grad_final.empty() ? nullptr : from_final.data(),
-                                    write_weight.data(), value.data(), beta.data(), log_decay.data(),
-                                    read_weight.data(), c.has_initial ? initial.data() : nullptr});
+  auto call = typed.template call<sdm::SparseDeltaBackward>(threads);
+  call.rounding_limit = plan.rounding_limit;
+  call.table_bytes = plan.table_bytes;
+  call.residual = from_residual.data();
+  call.grad_y = from_y.data();
+  call.grad_final_state = grad_final.empty() ? nullptr : from_final.data();
+  call.grad_write_weight = write_weight.data();
+  call.grad_value = value.data();
+  call.grad_beta = beta.data();
+  call.grad_log_decay = log_decay.data();
+  call.grad_read_weight = read_weight.data();
+  call.grad_initial_state = c.has_initial ? initial.data() : nullptr;
+  sdm::sparse_delta_backward(call);
   return {converted<double>(write_weight), converted<double>(value),       converted<double>(beta),
           converted<double>(log_decay),    converted<double>(read_weight), converted<double>(initial)};
 }
@@ -175,10 +198,10 @@ Outputs test_forward(const Case& c, const std::string& name, double tolerance) {
 }
 
 template <class Real>
-Gradients test_backward(const Case& c, const Numbers& error, const Numbers& grad_y, const Numbers& grad_final,
-                        const sdm::InversionPlan<Real>& plan, const std::string& name) {
-  Gradients grad = backward<Real>(c, 1, error, grad_y, grad_final, plan);
-  Gradients threaded = backward<Real>(c, 3, error, grad_y, grad_final, plan);
+Gradients test_backward(const Case& c, const Numbers& residual, const Numbers& grad_y, const Numbers& grad_final,
+                        const Plan& plan, const std::string& name) {
+  Gradients grad = backward<Real>(c, 1, residual, grad_y, grad_final, plan);
+  Gradients threaded = backward<Real>(c, 3, residual, grad_y, grad_final, plan);
   for (std::size_t i = 0; i < grad.all().size(); ++i) {
     require(identical(*grad.all()[i], *threaded.all()[i]), name + "threads, gradient " + std::to_string(i));
   }
@@ -195,7 +218,7 @@ void test_case(int number) {
   const int64_t table_bytes = integer(0, 2) ? 0 : int64_t{1} << 20;
   const double limits[] = {192, 0, 8};
   const double limit = limits[integer(0, 2)];
-  Gradients grad = test_backward<double>(c, out.error, grad_y, grad_final, {limit, table_bytes}, name);
+  Gradients grad = test_backward<double>(c, out.residual, grad_y, grad_final, {limit, table_bytes}, name);
   const auto loss = [&] {
     const Outputs o = token_loop(c);
     return dot(o.y, grad_y) + (grad_final.empty() ? 0 : dot(o.final_state, grad_final));
@@ -203,7 +226,7 @@ void test_case(int number) {
   require_gradients({&c.write_weight, &c.value, &c.beta, &c.log_decay, &c.read_weight, &c.initial}, grad.all(), loss,
                     name);
   Gradients grad_single =
-      test_backward<float>(c, out_single.error, grad_y, grad_final, {limit, table_bytes}, single);
+      test_backward<float>(c, out_single.residual, grad_y, grad_final, {limit, table_bytes}, single);
   for (std::size_t i = 0; i < grad.all().size(); ++i) {
     const Numbers &actual = *grad_single.all()[i], &expected = *grad.all()[i];
     require(deviation(actual, expected) < 1e-4 * (1 + largest(expected)), single + "gradient " + std::to_string(i));
@@ -246,12 +269,17 @@ void test_bf16() {
   const Outputs expected = token_loop(c);
   std::vector<float> y(c.value.size()), final_state(expected.final_state.size());
   const Typed<float> typed(c);
-  sdm::sparse_delta_forward<float>(typed.inputs(3), {state.data(), true, !c.shared}, y.data(), nullptr,
-                                   final_state.data(), false);
+  auto call = typed.call<sdm::SparseDeltaForward>(3);
+  call.initial_state = state.data();
+  call.initial_bf16 = true;
+  call.y = y.data();
+  call.final_state = final_state.data();
+  sdm::sparse_delta_forward(call);
   require(deviation(converted<double>(y), expected.y) < 1e-4, "bfloat16, y");
   require(deviation(converted<double>(final_state), expected.final_state) < 1e-4, "bfloat16, final state");
   if (c.packed || c.shared || c.T != 1) return;
-  sdm::sparse_delta_forward<float>(typed.inputs(3), {state.data(), true, true}, y.data(), nullptr, state.data(), true);
+  call.final_state = state.data();
+  sdm::sparse_delta_forward(call);
   require(deviation(converted<double>(y), expected.y) < 0.1, "bfloat16 in place, y");
   require(deviation(from_bf16(state), expected.final_state) < 0.02, "bfloat16 in place, state");
 }
@@ -266,7 +294,10 @@ void test_in_place(double tolerance) {
   const Outputs expected = token_loop(c);
   const Typed<Real> typed(c);
   std::vector<Real> y(c.value.size()), state = typed.initial;
-  sdm::sparse_delta_forward<Real>(typed.inputs(3), {state.data(), false, true}, y.data(), nullptr, state.data(), false);
+  auto call = typed.template call<sdm::SparseDeltaForward>(3);
+  call.initial_state = call.final_state = state.data();
+  call.y = y.data();
+  sdm::sparse_delta_forward(call);
   require(deviation(converted<double>(y), expected.y) < tolerance, "in place, y");
   require(deviation(converted<double>(state), expected.final_state) < tolerance, "in place, state");
 }

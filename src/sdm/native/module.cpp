@@ -3,22 +3,29 @@
 #include "gated_delta_rule/rule.h"
 #include "kernel_table.h"
 #include "product_key/topk.h"
-#include "sparse_delta_rule/python.h"
+#include "sparse_delta_rule/call.h"
+
+// What __init__.py expects to find: the two change together when a function or a field does.
+constexpr int kInterface = 2;
 
 static PyMethodDef methods[] = {
-    SDM_METHOD(isa_name),
-    SDM_METHOD(has_openmp),
-    SDM_METHOD(gated_delta_forward),
-    SDM_METHOD(gated_delta_backward),
-    SDM_METHOD(product_key_topk),
-    SDM_METHOD(product_key_topk_backward),
-    SDM_METHOD(sparse_delta_rule_forward),
-    SDM_METHOD(sparse_delta_rule_backward),
-    SDM_METHOD(sparse_delta_rule_saved_rows),
+    SDM_FACT(isa_name),
+    SDM_FACT(has_openmp),
+    SDM_METHOD(gated_delta_forward, GatedDeltaForward),
+    SDM_METHOD(gated_delta_backward, GatedDeltaBackward),
+    SDM_METHOD(product_key_topk, ProductKeyForward),
+    SDM_METHOD(product_key_topk_backward, ProductKeyBackward),
+    SDM_METHOD(sparse_delta_rule_forward, SparseDeltaForward),
+    SDM_METHOD(sparse_delta_rule_backward, SparseDeltaBackward),
+    SDM_METHOD(sparse_delta_rule_saved_rows, SparseDeltaPlan),
     {nullptr, nullptr, 0, nullptr},
 };
 
 static PyModuleDef definition = {
     PyModuleDef_HEAD_INIT, "_core", "CPU kernels of sparse-delta-memory", -1, methods, nullptr, nullptr, nullptr, nullptr};
 
-PyMODINIT_FUNC PyInit__core() { return PyModule_Create(&definition); }
+PyMODINIT_FUNC PyInit__core() {
+  PyObject* module = PyModule_Create(&definition);
+  if (module) PyModule_AddIntConstant(module, "INTERFACE", kInterface);
+  return module;
+}

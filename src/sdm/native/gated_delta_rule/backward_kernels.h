@@ -137,7 +137,7 @@ SDM_INLINE void second_pass(const Real* state, Real* grad_state, const Real* key
 
 // One token, one group: the gradient of its values, and its share of the sums.
 template <class Real, int V>
-void backward_group(const GatedDeltaArgs<Real>& args, const Group<Real>& group, TokenSums<Real>& sums, int64_t at,
+void backward_group(const GatedDeltaBackward<Real>& args, const Group<Real>& group, TokenSums<Real>& sums, int64_t at,
                     int64_t in_segment, Real decay, Real query_key, bool add) {
   constexpr int64_t kPadded = V * kLanes<Real>;
   const int64_t K = args.key_size, lanes = round_up<Real>(K) * kLanes<Real>;
@@ -165,7 +165,7 @@ void backward_group(const GatedDeltaArgs<Real>& args, const Group<Real>& group, 
 
 // The gradients that are sums over channels; `partial` is the token's place in the buffers of the slab.
 template <class Real>
-void finish_token(const GatedDeltaArgs<Real>& args, const TokenSums<Real>& sums, int64_t at, int64_t partial,
+void finish_token(const GatedDeltaBackward<Real>& args, const TokenSums<Real>& sums, int64_t at, int64_t partial,
                   Real decay) {
   const int64_t K = args.key_size, rows = round_up<Real>(K);
   const Real* key = args.key + at * K;
@@ -186,7 +186,7 @@ void finish_token(const GatedDeltaArgs<Real>& args, const TokenSums<Real>& sums,
 
 // Fills in what the tokens [begin, end) of a segment need: their rows, and the state before each of them.
 template <class Real, int V>
-void recompute_segment(const GatedDeltaArgs<Real>& args, const Group<Real>& group, int64_t segment, int64_t h,
+void recompute_segment(const GatedDeltaBackward<Real>& args, const Group<Real>& group, int64_t segment, int64_t h,
                        int64_t begin, int64_t end) {
   constexpr int L = kLanes<Real>;
   constexpr int64_t kPadded = V * L;
@@ -198,7 +198,7 @@ void recompute_segment(const GatedDeltaArgs<Real>& args, const Group<Real>& grou
     Real* grad_output = group.tokens + (x - begin) * 3 * kPadded;
     Real* residual = grad_output + kPadded;
     Real* delta = residual + kPadded;
-    copy_row(args.grad_output + row, grad_output, group.width, kPadded);
+    copy_row(args.grad_y + row, grad_output, group.width, kPadded);
     copy_row<Real>(args.residual + row, residual, group.width, kPadded);
     for (int64_t c = 0; c < kPadded; ++c) delta[c] = args.beta[at] * residual[c];
     if (x + 1 == end) break;
@@ -217,7 +217,7 @@ void recompute_segment(const GatedDeltaArgs<Real>& args, const Group<Real>& grou
 }
 
 template <class Real, int V>
-void backward_slab(const GatedDeltaArgs<Real>& args, const GatedDeltaTask& task, int64_t channel, int64_t width,
+void backward_slab(const GatedDeltaBackward<Real>& args, const GatedDeltaTask& task, int64_t channel, int64_t width,
                    Real* workspace) {
   constexpr int64_t kPadded = V * kLanes<Real>;
   constexpr int kMostGroups = kSlabVectors / V;
@@ -260,7 +260,7 @@ void backward_slab(const GatedDeltaArgs<Real>& args, const GatedDeltaTask& task,
 }
 
 template <class Real>
-void gated_delta_backward_slab(const GatedDeltaArgs<Real>& args, const GatedDeltaTask& task, Real* workspace) {
+void gated_delta_backward_slab(const GatedDeltaBackward<Real>& args, const GatedDeltaTask& task, Real* workspace) {
   with_slab<Real>(task.slab, args.channels, [&](int64_t channel, int64_t width, auto vectors, auto) {
     constexpr int V = decltype(vectors)::value < 4 ? decltype(vectors)::value : 4;
     backward_slab<Real, V>(args, task, channel, width, workspace);

@@ -87,7 +87,7 @@ SDM_INLINE void write_and_read(Real* tile, int64_t rows, Real decay, const Real*
 }
 
 template <class Real, int V, bool Full>
-void forward_tile(const GatedDeltaArgs<Real>& args, const GatedDeltaTask& task, int64_t channel, int64_t width,
+void forward_tile(const GatedDeltaForward<Real>& args, const GatedDeltaTask& task, int64_t channel, int64_t width,
                   Real* tile) {
   constexpr int64_t kPadded = V * kLanes<Real>;
   const int64_t K = args.key_size, D = args.channels, H = args.heads, h = task.head;
@@ -120,8 +120,8 @@ void forward_tile(const GatedDeltaArgs<Real>& args, const GatedDeltaTask& task, 
     const Real* key = args.key + at * K;
     const Real* next_key = x + 1 < task.end ? key + H * K : key;
     write_and_read<Real, V>(tile, K, decay, key, args.query + at * K, next_key, delta,
-                            output_row.to_write(args.output + row), retrieved);
-    output_row.write(args.output + row, width);
+                            output_row.to_write(args.y + row), retrieved);
+    output_row.write(args.y + row, width);
   }
   if (args.final_state) store_tile(args.final_state + state_offset, D, tile, K, width, kPadded);
 }
@@ -146,7 +146,7 @@ SDM_INLINE void with_slab(int64_t slab, int64_t channels, const Run& run) {
 }
 
 template <class Real>
-void gated_delta_forward_slab(const GatedDeltaArgs<Real>& args, const GatedDeltaTask& task, Real* workspace) {
+void gated_delta_forward_slab(const GatedDeltaForward<Real>& args, const GatedDeltaTask& task, Real* workspace) {
   with_slab<Real>(task.slab, args.channels, [&](int64_t channel, int64_t width, auto vectors, auto full) {
     forward_tile<Real, decltype(vectors)::value, decltype(full)::value>(args, task, channel, width, workspace);
   });

@@ -14,30 +14,64 @@ constexpr int64_t kGatedDeltaSegment = 32;
 template <class Real>
 constexpr int64_t kGatedDeltaSlab = 256 / sizeof(Real);
 
+// What both passes are told, as Python names it.
 template <class Real>
-struct GatedDeltaArgs {
-  int64_t heads, key_size, channels;
+struct GatedDeltaCall {
+  int threads;
+  int64_t sequences, tokens, heads, key_size, channels;  // tokens: of all sequences
+  const int64_t* cu_seqlens;  // [S+1], or null for S rows of equal length
   const Real* query;          // [tokens, H, K]
   const Real* key;            // [tokens, H, K]
-  const Real* value;          // [tokens, H, D]
   const Real* beta;           // [tokens, H]
   const Real* log_decay;      // [tokens, H]
+
+  template <class Visit>
+  void each_field(const Visit& field) {
+    field("threads", threads), field("sequences", sequences), field("tokens", tokens), field("heads", heads);
+    field("key_size", key_size), field("channels", channels), field("cu_seqlens", cu_seqlens), field("query", query);
+    field("key", key), field("beta", beta), field("log_decay", log_decay);
+  }
+};
+
+template <class Real>
+struct GatedDeltaForward : GatedDeltaCall<Real> {
+  const Real* value;          // [tokens, H, D]
   const Real* initial_state;  // [S, H, K, D], or null for zeros
-  Real* output;               // [tokens, H, D]
-  Real* final_state;          // [S, H, K, D], or null
+  Real* y;                    // [tokens, H, D]
+  Real* final_state;          // [S, H, K, D], or null; may be the memory of the initial state
   Real* residual;             // [tokens, H, D] value minus retrieved, or null
   Real* saved_states;         // [segments, H, K, D], or null
 
-  const Real* grad_output;       // [tokens, H, D]
+  template <class Visit>
+  void each_field(const Visit& field) {
+    GatedDeltaCall<Real>::each_field(field);
+    field("value", value), field("initial_state", initial_state), field("y", y), field("final_state", final_state);
+    field("residual", residual), field("saved_states", saved_states);
+  }
+};
+
+template <class Real>
+struct GatedDeltaBackward : GatedDeltaCall<Real> {
+  const Real* residual;          // of the forward pass
+  const Real* saved_states;      // of the forward pass
+  const Real* grad_y;            // [tokens, H, D]
   const Real* grad_final_state;  // [S, H, K, D], or null for zeros
   Real* grad_value;              // [tokens, H, D]
   Real* grad_initial_state;      // [S, H, K, D]
-  // One partial sum per slab of channels; the caller adds them up.
-  Real* grad_query;      // [slabs, tokens, H, K]
-  Real* grad_key;        // [slabs, tokens, H, K]
-  Real* grad_beta;       // [slabs, tokens, H]
-  Real* grad_log_decay;  // [slabs, tokens, H]
-  int64_t tokens;
+  // For the inner loops these are [slabs, tokens, ...], a partial sum per slab of channels.
+  Real* grad_query;      // [tokens, H, K]
+  Real* grad_key;        // [tokens, H, K]
+  Real* grad_beta;       // [tokens, H]
+  Real* grad_log_decay;  // [tokens, H]
+
+  template <class Visit>
+  void each_field(const Visit& field) {
+    GatedDeltaCall<Real>::each_field(field);
+    field("residual", residual), field("saved_states", saved_states), field("grad_y", grad_y);
+    field("grad_final_state", grad_final_state), field("grad_query", grad_query), field("grad_key", grad_key);
+    field("grad_value", grad_value), field("grad_beta", grad_beta), field("grad_log_decay", grad_log_decay);
+    field("grad_initial_state", grad_initial_state);
+  }
 };
 
 // One sequence, one head, one slab of channels.
@@ -52,22 +86,14 @@ struct GatedDeltaKernels {
   // Numbers of working memory that a thread needs.
   int64_t (*forward_workspace)(int64_t key_size);
   int64_t (*backward_workspace)(int64_t key_size);
-  void (*forward)(const GatedDeltaArgs<Real>& args, const GatedDeltaTask& task, Real* workspace);
-  void (*backward)(const GatedDeltaArgs<Real>& args, const GatedDeltaTask& task, Real* workspace);
+  void (*forward)(const GatedDeltaForward<Real>& args, const GatedDeltaTask& task, Real* workspace);
+  void (*backward)(const GatedDeltaBackward<Real>& args, const GatedDeltaTask& task, Real* workspace);
 };
 
-// cu_seqlens [S+1], or null for S rows of equal length. initial_state and final_state may be the same memory.
 // A log_decay above 0 and offsets that are no offsets throw std::invalid_argument.
-void gated_delta_forward(const void* query, const void* key, const void* value, const void* beta, const void* log_decay,
-                         const void* initial_state, const int64_t* cu_seqlens, void* output, void* final_state,
-                         void* residual, void* saved_states, int64_t sequences, int64_t tokens, int64_t heads,
-                         int64_t key_size, int64_t channels, bool is_double, int threads);
-
-void gated_delta_backward(const void* query, const void* key, const void* beta, const void* log_decay,
-                          const int64_t* cu_seqlens, const void* residual, const void* saved_states,
-                          const void* grad_output, const void* grad_final_state, void* grad_query, void* grad_key,
-                          void* grad_value, void* grad_beta, void* grad_log_decay, void* grad_initial_state,
-                          int64_t sequences, int64_t tokens, int64_t heads, int64_t key_size, int64_t channels,
-                          bool is_double, int threads);
+template <class Real>
+void gated_delta_forward(const GatedDeltaForward<Real>& call);
+template <class Real>
+void gated_delta_backward(const GatedDeltaBackward<Real>& call);
 
 }  // namespace sdm

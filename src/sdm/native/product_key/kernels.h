@@ -329,10 +329,10 @@ int64_t product_key_workspace(int64_t n, int64_t k, int64_t candidates) {
 }
 
 template <class Real>
-void product_key_rows(const ProductKeyArgs<Real>& args, int64_t begin, int64_t end, void* memory) {
+void product_key_rows(const ProductKeyForward<Real>& args, int64_t candidates, int64_t begin, int64_t end, void* memory) {
   const int64_t n = args.n, k = args.k, m = n < k ? n : k;
   Workspace<Real> w;
-  lay_out(w, reinterpret_cast<uintptr_t>(memory), n, k, args.candidates);
+  lay_out(w, reinterpret_cast<uintptr_t>(memory), n, k, candidates);
   int64_t split = 0;
   for (int64_t b = 0; b < m; ++b) {
     w.width[b] = static_cast<int32_t>(k / (b + 1) < m ? k / (b + 1) : m);
@@ -344,7 +344,7 @@ void product_key_rows(const ProductKeyArgs<Real>& args, int64_t begin, int64_t e
     choose_half(w.half[1], scores + n, n, m);
     for (int64_t i = 0; i < m; ++i) w.base[w.half[0].rank[i]] = w.half[0].at[i] * n;
     candidate_sums(w, m, split);
-    select_pairs(w, k, m, args.candidates);
+    select_pairs(w, k, m, candidates);
     write_in_slot_order(w, args.values + row * k, args.index + row * k, m);
   }
 }

@@ -21,7 +21,7 @@ namespace SDM_ISA {
 template <class Real, int S, bool Retrieves>
 SDM_INLINE Tile<Real, S> pushed(const Stream<Real>& stream, const BackwardSlab<Real>& slab, int64_t t, int64_t at) {
   if constexpr (!Retrieves) return load_channels<Real, S>(stream.value + at, slab.channels);
-  Tile<Real, S> u = load_channels<Real, S>(slab.error + at, slab.channels);
+  Tile<Real, S> u = load_channels<Real, S>(slab.residual + at, slab.channels);
   const Vector<Real> beta = broadcast<Real>(stream.beta[t * stream.heads]);
   for (auto& x : u.v) x *= beta;
   return u;
@@ -132,7 +132,7 @@ SDM_INLINE void backward_slab(const Stream<Real>& stream, const BackwardSlab<Rea
 
     if (t > 0) {
       prefetch_range<S * static_cast<int>(sizeof(Real))>(slab.grad_y + at - token_stride);
-      if constexpr (Retrieves) prefetch_range<S * static_cast<int>(sizeof(Real))>(slab.error + at - token_stride);
+      if constexpr (Retrieves) prefetch_range<S * static_cast<int>(sizeof(Real))>(slab.residual + at - token_stride);
     }
     if (stream.left_before) return_rows<Real, S>(stream, slab, t);
     const T dy = load_channels<Real, S>(slab.grad_y + at, slab.channels);
@@ -170,7 +170,7 @@ SDM_INLINE void backward_slab(const Stream<Real>& stream, const BackwardSlab<Rea
     Vector<Real> beta_lanes = {};
     if constexpr (Retrieves) {
       const Vector<Real> beta = broadcast<Real>(stream.beta[t * stream.heads]);
-      const T e = load_channels<Real, S>(slab.error + at, slab.channels);
+      const T e = load_channels<Real, S>(slab.residual + at, slab.channels);
       for (int v = 0; v < T::V; ++v) {
         beta_lanes += du.v[v] * e.v[v];
         du.v[v] *= beta;

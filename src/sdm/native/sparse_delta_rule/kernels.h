@@ -201,7 +201,7 @@ SDM_INLINE void forward_slab(const Stream<Real>& stream, const ForwardSlab<Real>
       const Vector<Real> scale = broadcast<Real>(PerWrite ? Real(1) : factor[0]);
       const Vector<Real> beta = broadcast<Real>(stream.beta[t * stream.heads]);
       for (int v = 0; v < T::V; ++v) u.v[v] -= scale * retrieved.v[v];
-      if (slab.error) store_channels<Real, S>(slab.error + at, u, slab.channels);
+      if (slab.residual) store_channels<Real, S>(slab.residual + at, u, slab.channels);
       for (int v = 0; v < T::V; ++v) u.v[v] *= beta;
     }
     for (int i = 0; i < W; ++i) {
@@ -245,7 +245,7 @@ void forward_rest(const Stream<Real>& stream, const ForwardSlab<Real>& slab) {
       }
       for (int c = 0; c < C; ++c) {
         u[c] -= sum[c];
-        if (slab.error) slab.error[at + c] = u[c];
+        if (slab.residual) slab.residual[at + c] = u[c];
         u[c] *= stream.beta[t * stream.heads];
         sum[c] = 0;
       }
@@ -276,7 +276,7 @@ void gather(const RowCopy& copy, const Stored* state, Real* table) {
     for (int64_t b = 0; b < copy.channels * static_cast<int64_t>(sizeof(Stored)); b += 64) {
       __builtin_prefetch(next + b, 0, 0);
     }
-    Real* to = table + copy.row_of_slot[copy.slots[r]] * copy.table_stride;
+    Real* to = table + copy.rows[r] * copy.table_stride;
     int64_t c = 0;
     for (; c + L <= copy.channels; c += L) store(to + c, load_row(from + c));
     for (; c < copy.channels; ++c) to[c] = to_real(from[c]);
@@ -289,7 +289,7 @@ void scatter(const RowCopy& copy, const Real* table, Real* state) {
   constexpr int L = kLanes<Real>;
   for (int64_t r = 0; r < copy.count; ++r) {
     Real* to = state + copy.slots[r] * copy.state_stride;
-    const Real* from = table + copy.row_of_slot[copy.slots[r]] * copy.table_stride;
+    const Real* from = table + copy.rows[r] * copy.table_stride;
     int64_t c = 0;
     for (; c + L <= copy.channels; c += L) store(to + c, load(from + c));
     for (; c < copy.channels; ++c) to[c] = from[c];

@@ -1,4 +1,4 @@
-// The sparse delta rule on CPUs: what the inner loops (kernels.h, backward_kernels.h), their callers and Python share.
+// The sparse delta rule on CPUs: what the inner loops (kernels.h, backward_kernels.h) and their callers share.
 //
 // Letters: H heads, N slots, D value channels, W writes and R reads per token, S channels of one slab.
 //
@@ -51,7 +51,7 @@ struct Stream {
   int64_t push_stride;
   const Real* read_weight;    // token t at read_weight + t * heads * R
   const Real* beta;           // token t at beta + t * heads
-  const Real* value;          // token t at value + t * heads * D; y, error and their gradients alike
+  const Real* value;          // token t at value + t * heads * D; y, residual and their gradients alike
   const Restore* restore;     // [tokens, W] how backward comes by the row before a write
   const int64_t* saved_before;  // [tokens + 1] how many rows are saved before token t
 };
@@ -65,8 +65,8 @@ struct ForwardSlab {
   void* table;
   bool fills;           // the loop fills a row of the table when it first comes to it; else the table is ready
   const Real* initial;  // what it fills it with: the initial state from the slab's first channel on; null: zeros
-  Real* y;      // all channels, like value
-  Real* error;  // v - retrieved, like value; null: not wanted
+  Real* y;         // all channels, like value
+  Real* residual;  // v - retrieved, like value; null: not wanted
 };
 
 // Backward over one slab. Row r holds S channels of the memory, then S channels of its gradient.
@@ -78,7 +78,7 @@ struct BackwardSlab {
   const Real* initial;    // as in ForwardSlab; the gradient starts as zeros
   Real* saved_rows;       // [saved, S] rows before a write, for Restore::kCopy
   Real* kept_rows;        // [kept, S] rows as they left
-  const Real* error;
+  const Real* residual;
   const Real* grad_y;
   Real* grad_value;
   Real* grad_initial;  // from the slab's first channel on; null: not wanted
@@ -103,8 +103,8 @@ constexpr int kSmallestSlab = 16;
 // Copies between the caller's states and a slab's table, in the order of the slots.
 struct RowCopy {
   const int32_t* slots;  // [count] ascending
+  const int32_t* rows;   // [count] their rows
   int64_t count;
-  const int32_t* row_of_slot;
   int64_t channels;      // copied per row
   int64_t cleared;       // set to zero in the table behind them (gather only)
   int64_t state_stride;  // elements between slots
@@ -123,38 +123,6 @@ struct SparseDeltaKernels {
   void (*gather_bf16)(const RowCopy&, const BFloat16* state, Real* table);
   void (*scatter)(const RowCopy&, const Real* table, Real* state);
 };
-
-// The state that a pass starts from.
-struct InitialState {
-  const void* data;   // [H, N, D] or [sequences, H, N, D]; null: zeros
-  bool bf16;          // else the type of the computation
-  bool per_sequence;  // else shared by all sequences
-};
-
-template <class Real>
-struct SparseDeltaInputs;
-
-// final_state may be null, or the memory of a per-sequence initial state: then it is updated in place, and in bfloat16 if
-// that is its type.
-template <class Real>
-void sparse_delta_forward(const SparseDeltaInputs<Real>& inputs, const InitialState& initial, Real* y, Real* error,
-                          void* final_state, bool final_bf16);
-
-template <class Real>
-struct SparseDeltaGradients {
-  const Real* error;        // of the forward pass; unused by the slot rule
-  const Real* y;            // incoming
-  const Real* final_state;  // incoming; null: zeros
-  Real *write_weight, *value, *beta, *log_decay, *read_weight;
-  Real* initial_state;  // shaped like the initial state; null: not wanted
-};
-
-template <class Real>
-struct InversionPlan;
-
-template <class Real>
-void sparse_delta_backward(const SparseDeltaInputs<Real>& inputs, const InitialState& initial,
-                           const InversionPlan<Real>& plan, const SparseDeltaGradients<Real>& grad);
 
 // How a pass over tables of `rows` rows is cut, so that a table takes no more than `limit` bytes: the index into
 // kSlabWidths.

@@ -15,16 +15,16 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from sdm.native import missing_because, require_core
+from sdm.native import call_core, missing_because, require_core
 from sdm.ops.backends import Backend, core_refuses, goes_past_dispatcher
 from sdm.ops.checks import (
     check_kernel_floats,
     check_kernel_state,
-    check_one_device,
     check_shape,
     compute_dtype,
     mark_changed,
 )
+from sdm.ops.registration import no_second_gradients, register
 from sdm.ops.sequences import Call
 from sdm.ops.sparse_delta_rule.inputs import Tokens, check_shapes
 
@@ -117,30 +117,36 @@ def take_usual_step_(state: Tensor, tokens: Tokens, slot_rule: bool) -> Tensor:
     They are spelled out: to collect them would take a third of the kernel's time.
     """
     B, H, N, D = state.shape
-    y = torch.empty_like(tokens.value)
+    write_index, write_weight, value, beta, log_decay, read_index, read_weight = tokens
+    y = torch.empty_like(value)
     at = state.data_ptr()
     require_core().sparse_delta_rule_forward(
         False,
-        torch.get_num_threads(),
-        B,
-        1,
-        H,
-        N,
-        D,
-        tokens.write_index.shape[2],
-        tokens.read_index.shape[2],
-        True,
-        False,
-        slot_rule,
-        None,
-        *_addresses(tokens),
-        at,
-        True,
-        False,
-        y.data_ptr(),
-        None,
-        at,
-        False,
+        threads=torch.get_num_threads(),
+        sequences=B,
+        tokens=1,
+        heads=H,
+        slots=N,
+        channels=D,
+        writes=write_index.shape[2],
+        reads=read_index.shape[2],
+        wide_index=True,
+        decay_per_write=False,
+        slot_rule=slot_rule,
+        cu_seqlens=None,
+        write_index=write_index.data_ptr(),
+        write_weight=write_weight.data_ptr(),
+        value=value.data_ptr(),
+        beta=beta.data_ptr(),
+        log_decay=log_decay.data_ptr(),
+        read_index=read_index.data_ptr(),
+        read_weight=read_weight.data_ptr(),
+        initial_state=at,
+        initial_per_sequence=True,
+        initial_bf16=False,
+        y=y.data_ptr(),
+        residual=None,
+        final_state=at,
     )
     mark_changed(state)
     return y
@@ -156,12 +162,11 @@ def saved_rows(
     """How many of the B*T*H*W old rows backward copies instead of recovering them by inversion."""
     slot_rule = update == "slot"
     tokens = _kernel_types(tokens, compute_dtype(*tokens))
-    problem = _Problem(tokens, initial_state, num_slots, None, slot_rule).prepared()
+    problem = _Problem(tokens, initial_state, num_slots, None, slot_rule)
     with torch.no_grad():
-        _, _, residual = _forward(*problem.tokens, *problem[1:], False, not slot_rule)
-    return require_core().sparse_delta_rule_saved_rows(
-        *problem.numbers(), *problem.initial_numbers(), rounding_limit, _pointer(None if slot_rule else residual)
-    )
+        _, _, residual = _forward(*tokens, *problem[1:], False, not slot_rule)
+    count: int = problem.call("sparse_delta_rule_saved_rows", rounding_limit=rounding_limit, residual=residual)
+    return count
 
 
 def _kernel_types(tokens: Tokens, dtype: torch.dtype) -> Tokens:
@@ -206,56 +211,30 @@ class _Problem(NamedTuple):
                 f"write_index and read_index must both be int32 or both int64, got {kinds[0]} and {kinds[1]}"
             )
 
-    def prepared(self) -> _Problem:
-        """Contiguous, as the core needs it. Keep it alive for as long as `numbers()` are in use."""
-        cu_seqlens = self.cu_seqlens
-        if cu_seqlens is not None:
-            cu_seqlens = cu_seqlens.to(torch.int64).contiguous()
-        initial = self.initial_state if self.initial_state is None else self.initial_state.contiguous()
-        return _Problem(
-            Tokens(*(x.contiguous() for x in self.tokens)), initial, self.num_slots, cu_seqlens, self.slot_rule
+    def call(self, function: str, **fields: Tensor | float | None) -> Any:
+        """Call the core with what all of its functions are told first, and with `fields`."""
+        tokens = self.tokens._asdict()
+        value, state, cu_seqlens = self.tokens.value, self.initial_state, self.cu_seqlens
+        return call_core(
+            function,
+            value.dtype,
+            sequences=self.sequences,
+            tokens=value.shape[1] if value.dim() == 4 else 1,
+            heads=value.shape[-2],
+            slots=self.num_slots,
+            channels=value.shape[-1],
+            writes=tokens["write_index"].shape[-1],
+            reads=tokens["read_index"].shape[-1],
+            wide_index=tokens["write_index"].dtype == torch.int64,
+            decay_per_write=tokens["log_decay"].dim() == value.dim(),
+            slot_rule=self.slot_rule,
+            cu_seqlens=None if cu_seqlens is None else cu_seqlens.to(torch.int64).contiguous(),
+            **{name: x.contiguous() for name, x in tokens.items()},
+            initial_state=None if state is None else state.contiguous(),
+            initial_per_sequence=state is not None and state.dim() == 4,
+            initial_bf16=state is not None and state.dtype == torch.bfloat16,
+            **fields,
         )
-
-    def numbers(self) -> tuple[Any, ...]:
-        """What every function of the core is told first: sizes, flags and the token arrays."""
-        write_index, _, value, _, log_decay, read_index, _ = self.tokens
-        return (
-            value.dtype == torch.float64,
-            torch.get_num_threads(),
-            self.sequences,
-            value.shape[1] if value.dim() == 4 else 1,
-            value.shape[-2],
-            self.num_slots,
-            value.shape[-1],
-            write_index.shape[-1],
-            read_index.shape[-1],
-            write_index.dtype == torch.int64,
-            log_decay.dim() == value.dim(),
-            self.slot_rule,
-            _pointer(self.cu_seqlens),
-            *_addresses(self.tokens),
-        )
-
-    def initial_numbers(self) -> tuple[Any, ...]:
-        """The initial state: where it is, and whether there is one per sequence."""
-        return _pointer(self.initial_state), self.initial_state is not None and self.initial_state.dim() == 4
-
-
-def _addresses(tokens: Tokens) -> tuple[int, ...]:
-    write_index, write_weight, value, beta, log_decay, read_index, read_weight = tokens
-    return (
-        write_index.data_ptr(),
-        write_weight.data_ptr(),
-        value.data_ptr(),
-        beta.data_ptr(),
-        log_decay.data_ptr(),
-        read_index.data_ptr(),
-        read_weight.data_ptr(),
-    )
-
-
-def _pointer(x: Tensor | None) -> int | None:
-    return None if x is None else x.data_ptr()
 
 
 def _empty_outputs(*arguments: Any) -> tuple[Tensor, Tensor, Tensor]:
@@ -270,18 +249,9 @@ def _empty_outputs(*arguments: Any) -> tuple[Tensor, Tensor, Tensor]:
 
 
 def _forward(*arguments: Any) -> tuple[Tensor, Tensor, Tensor]:
-    problem, (output_final_state, save_residual, *_) = _Problem.of(arguments)
-    problem = problem.prepared()
+    problem, _ = _Problem.of(arguments)
     y, final_state, residual = _empty_outputs(*arguments)
-    require_core().sparse_delta_rule_forward(
-        *problem.numbers(),
-        *problem.initial_numbers(),
-        problem.initial_state is not None and problem.initial_state.dtype == torch.bfloat16,
-        y.data_ptr(),
-        _pointer(residual if save_residual else None),
-        _pointer(final_state if output_final_state else None),
-        False,
-    )
+    problem.call("sparse_delta_rule_forward", y=y, residual=residual, final_state=final_state)
     return y, final_state, residual
 
 
@@ -301,9 +271,8 @@ def _empty_gradients(*arguments: Any) -> tuple[Tensor, ...]:
 
 def _backward(*arguments: Any) -> tuple[Tensor, ...]:
     grad_y, grad_final_state, residual = arguments[:3]
-    problem, (grad_initial, rounding_limit) = _Problem.of(arguments[3:])
+    problem, (_, rounding_limit) = _Problem.of(arguments[3:])
     problem.check(bfloat16_state=False)
-    problem = problem.prepared()
     value = problem.tokens.value
     if problem.slot_rule or value.numel() == 0:
         residual = None
@@ -314,18 +283,15 @@ def _backward(*arguments: Any) -> tuple[Tensor, ...]:
             check_shape(name, x, value.shape, "the shape of value")
     if grad_final_state is not None:
         check_shape("grad_final_state", grad_final_state, state, "[S,H,N,D]")
-    grad_y = torch.zeros_like(value) if grad_y is None else grad_y.contiguous()
-    residual, grad_final_state = (None if x is None else x.contiguous() for x in (residual, grad_final_state))
     grads = _empty_gradients(*arguments)
-    require_core().sparse_delta_rule_backward(
-        *problem.numbers(),
-        *problem.initial_numbers(),
-        rounding_limit,
-        _pointer(residual),
-        grad_y.data_ptr(),
-        _pointer(grad_final_state),
-        *(x.data_ptr() for x in grads[:5]),
-        _pointer(grads[5] if grad_initial else None),
+    names = ("write_weight", "value", "beta", "log_decay", "read_weight", "initial_state")
+    problem.call(
+        "sparse_delta_rule_backward",
+        rounding_limit=rounding_limit,
+        residual=None if residual is None else residual.contiguous(),
+        grad_y=torch.zeros(value.shape, dtype=value.dtype) if grad_y is None else grad_y.contiguous(),
+        grad_final_state=None if grad_final_state is None else grad_final_state.contiguous(),
+        **{f"grad_{name}": grad for name, grad in zip(names, grads, strict=True)},
     )
     return grads
 
@@ -336,11 +302,8 @@ def _step(state: Tensor, *arguments: Any) -> Tensor:
     check_kernel_state(state)
     problem = _Problem(Tokens(*token), state, state.shape[2], None, slot_rule)
     problem.check(single_step=True)
-    problem = problem.prepared()
-    y = torch.empty_like(problem.tokens.value)
-    half = state.dtype == torch.bfloat16
-    at = state.data_ptr()
-    require_core().sparse_delta_rule_forward(*problem.numbers(), at, True, half, y.data_ptr(), None, at, half)
+    y = _empty_output(state, *token)
+    problem.call("sparse_delta_rule_forward", y=y, residual=None, final_state=state)
     mark_changed(state)
     return y
 
@@ -383,48 +346,29 @@ def _gradients(ctx: Any, grad_y: Tensor | None, grad_final_state: Tensor | None,
     return *grads, *(None,) * 6
 
 
-def _second_gradients(ctx: Any, *grads: Tensor) -> None:
-    raise NotImplementedError(
-        'second derivatives of sparse_delta_rule are not available with backend "native"; use backend="reference"'
-    )
-
-
 _TOKENS = (
     "Tensor write_index, Tensor write_weight, Tensor value, Tensor beta, Tensor log_decay, "
     "Tensor read_index, Tensor read_weight"
 )
 _PROBLEM = f"{_TOKENS}, Tensor? initial_state, SymInt num_slots, Tensor? cu_seqlens, bool slot_rule"
-_library = torch.library.Library("sdm", "FRAGMENT")
 
-
-def _register(schema: str, implementation: Any, fake: Any) -> None:
-    name = schema[: schema.index("(")]
-
-    def checked_fake(*arguments: Any) -> Any:
-        check_one_device(*arguments)
-        return fake(*arguments)
-
-    _library.define(schema)
-    _library.impl(name, implementation, "CPU")
-    torch.library.register_fake(f"sdm::{name}", checked_fake, lib=_library)
-
-
-_register(
+register(
     f"sparse_delta_rule({_PROBLEM}, bool output_final_state, bool save_residual, float rounding_limit)"
     " -> (Tensor y, Tensor final_state, Tensor residual)",
     _checked_forward,
     _empty_outputs,
+    _gradients,
+    _setup_context,
 )
-_register(
+register(
     f"sparse_delta_rule_backward(Tensor? grad_y, Tensor? grad_final_state, Tensor residual, {_PROBLEM}, "
     "bool grad_initial, float rounding_limit) -> (Tensor, Tensor, Tensor, Tensor, Tensor, Tensor)",
     _backward,
     _empty_gradients,
+    no_second_gradients("sparse_delta_rule"),
 )
-_register(
+register(
     f"sparse_delta_step_(Tensor(a!) state, {_TOKENS}, bool slot_rule) -> Tensor",
     _step,
     _empty_output,
 )
-torch.library.register_autograd("sdm::sparse_delta_rule", _gradients, setup_context=_setup_context, lib=_library)
-torch.library.register_autograd("sdm::sparse_delta_rule_backward", _second_gradients, lib=_library)

@@ -14,7 +14,6 @@
 #include <cstdint>
 #include <limits>
 
-#include "memory.h"
 #include "sparse_delta_rule/streams.h"
 
 namespace sdm {
@@ -22,21 +21,19 @@ namespace sdm {
 template <class Real>
 class InversionPlanner {
  public:
-  // size: [tokens] the magnitudes of what a token pushes on a row of weight 1, added up over all channels.
-  InversionPlanner(const SparseDeltaInputs<Real>& in, const PreparedStream<Real>& prepared,
-                   const InversionPlan<Real>& plan, const Real* size)
+  // size: as in CheckedTokens.
+  InversionPlanner(const SparseDeltaPlan<Real>& plan, const PreparedStream<Real>& prepared, const Real* size)
       : stream_(prepared.stream),
         limit_(static_cast<Real>(plan.rounding_limit)),
         size_(size),
+        pushed_((plan.slot_rule ? plan.value : plan.residual) + prepared.cell(plan, 0) * plan.channels),
+        channels_(plan.channels),
         rows_memory_(static_cast<std::size_t>(prepared.row_count) * sizeof(Row)),
         rows_(rows_memory_.template as<Row>()) {
-    const int64_t cell = in.begin(prepared.sequence) * in.heads + prepared.head;
-    pushed_ = (in.slot_rule ? in.value : plan.error) + cell * in.channels;
-    if (plan.initial.data) {
-      const int64_t table = (plan.initial.per_sequence ? prepared.sequence * in.heads : 0) + prepared.head;
-      initial_ = static_cast<const Real*>(plan.initial.data) + table * in.slots * in.channels;
+    if (plan.initial_state) {
+      const int64_t offset = prepared.state_offset(plan, plan.initial_per_sequence);
+      initial_ = static_cast<const Real*>(plan.initial_state) + offset;
     }
-    channels_ = in.channels;
     piece_ = channels_ < kProbes ? 1 : kPiece;
     pieces_ = std::min<int64_t>(channels_, kProbes) / piece_;
     scale_ = static_cast<Real>(channels_) / static_cast<Real>(pieces_ * piece_);
@@ -134,9 +131,10 @@ class InversionPlanner {
   const Stream<Real>& stream_;
   const Real limit_;
   const Real* const size_;
-  const Real* pushed_;
+  const Real* const pushed_;
+  const int64_t channels_;
   const Real* initial_ = nullptr;
-  int64_t channels_, piece_, pieces_;
+  int64_t piece_, pieces_;
   Real scale_;  // from the probes to all channels
   Scratch rows_memory_;
   Row* const rows_;
