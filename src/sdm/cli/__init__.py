@@ -17,6 +17,7 @@ from sdm.cli.generate import Generate
 from sdm.cli.info import Info
 from sdm.cli.ladder import Ladder
 from sdm.cli.reproduce import Reproduce
+from sdm.cli.ruler import Ruler
 from sdm.cli.tokenizer import Tokenizer
 from sdm.cli.train import Train
 from sdm.ending import ending_with_one_message
@@ -24,6 +25,7 @@ from sdm.ending import ending_with_one_message
 COMMANDS: dict[str, Any] = {
     "train": Train,
     "eval": Eval,
+    "ruler": Ruler,
     "export": Export,
     "tokenizer": Tokenizer,
     "reproduce": Reproduce,

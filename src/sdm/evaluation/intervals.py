@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 CONFIDENCE = 0.95
+NORMAL_QUANTILE = 1.959963984540054
 
 
 @dataclass(frozen=True)
@@ -38,6 +39,28 @@ def weighted_mean(values: Sequence[float], weights: Sequence[float] | None = Non
     error = math.sqrt(squares * count / (count - 1)) / total
     margin = student_quantile(count - 1) * error
     return Mean(mean, mean - margin, mean + margin, count)
+
+
+def share_interval(mean: float, count: int) -> tuple[float, float]:
+    """Wilson's interval of a share of `count` draws. It holds for draws between 0 and 1 too, which vary less than zeros
+    and ones of the same mean; and it has a width at 0 and at 1, where all draws were equal."""
+    z = NORMAL_QUANTILE
+    middle = (mean + z * z / (2 * count)) / (1 + z * z / count)
+    margin = z / (1 + z * z / count) * math.sqrt(mean * (1 - mean) / count + z * z / (4 * count * count))
+    return max(0.0, min(mean, middle - margin)), min(1.0, max(mean, middle + margin))
+
+
+def mean_of_means(groups: Sequence[Sequence[float]]) -> Mean:
+    """The mean over groups of independent draws between 0 and 1, each group counting alike. Variances are estimated
+    with two zeros and two ones more in each group (Agresti and Coull): equal draws do not pass for certainty."""
+    means = [math.fsum(group) / len(group) for group in groups]
+    variance = 0.0
+    for group in groups:
+        draws = [*group, 0.0, 0.0, 1.0, 1.0]
+        middle = math.fsum(draws) / len(draws)
+        variance += math.fsum((x - middle) ** 2 for x in draws) / len(draws) ** 2
+    mean, margin = math.fsum(means) / len(means), NORMAL_QUANTILE * math.sqrt(variance) / len(means)
+    return Mean(mean, max(0.0, mean - margin), min(1.0, mean + margin), sum(map(len, groups)))
 
 
 @functools.cache

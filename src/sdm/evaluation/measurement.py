@@ -64,6 +64,9 @@ class Measurement(abc.ABC):
     interleaved: ClassVar[bool] = False
     """Whether several models take turns, unit by unit, as timings must."""
 
+    free: ClassVar[tuple[str, ...]] = ()
+    """Fields that change no result, such as how much is computed at a time: they may differ when it is resumed."""
+
     @abc.abstractmethod
     def plan(self, subject: Subject) -> Plan:
         """Open the data for a model, and say what the units are. What cannot work is a UserError here."""

@@ -52,6 +52,7 @@ from sdm.evaluation.mqar import PublishedRecall
 from sdm.evaluation.nll import Likelihood
 from sdm.evaluation.position import Position
 from sdm.evaluation.recall import Recall
+from sdm.evaluation.ruler.measurement import Ruler
 from sdm.evaluation.speed import Speed
 
 MEASUREMENTS: dict[str, type[Measurement]] = {
@@ -60,6 +61,7 @@ MEASUREMENTS: dict[str, type[Measurement]] = {
     "recall": Recall,
     "mqar": PublishedRecall,
     "speed": Speed,
+    "ruler": Ruler,
 }
 
 

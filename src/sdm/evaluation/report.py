@@ -46,6 +46,16 @@ class Chart:
 
 
 @dataclass(frozen=True)
+class Grid:
+    """Charts side by side in one figure, with one legend and the same axes."""
+
+    name: str
+    """Of the file."""
+    title: str
+    charts: list[Chart]
+
+
+@dataclass(frozen=True)
 class Report:
     tables: list[Table] = field(default_factory=list)
-    charts: list[Chart] = field(default_factory=list)
+    charts: Sequence[Chart | Grid] = field(default_factory=list)

@@ -134,7 +134,7 @@ class _Session:
 
 
 def settings_of(measurement: Measurement) -> dict[str, Any]:
-    return {key: value for key, value in to_json(measurement).items() if key != KIND}
+    return {key: value for key, value in to_json(measurement).items() if key not in (KIND, *measurement.free)}
 
 
 def limited(units: Iterable[Unit], limit: int | None) -> list[Unit]:

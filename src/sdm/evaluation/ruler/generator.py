@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
+from typing import Any
 
 from sdm.data.randomness import hash_of
 from sdm.data.tokenization import Tokenizer
@@ -17,9 +18,13 @@ from sdm.evaluation.ruler.frequent_words import FrequentWords
 from sdm.evaluation.ruler.haystack import Essays
 from sdm.evaluation.ruler.made_questions import MadeQuestions
 from sdm.evaluation.ruler.niah import Needles
-from sdm.evaluation.ruler.questions import QuestionSet, read_hotpot, read_squad
+from sdm.evaluation.ruler.questions import FileQuestions, QuestionSet, read_hotpot, read_squad
 from sdm.evaluation.ruler.sample import Draft, Sample, TooShort
-from sdm.evaluation.ruler.tasks import TASKS
+from sdm.evaluation.ruler.tasks import TASKS, text_source
+
+VERSION = 1  # changes when the same seed gives other samples
+BUILT_IN = ("text", "code")  # corpora that can stand for essays
+FEW, FAR = 8, 4  # samples that tell how many tokens all need, if the length is so many times that
 
 
 @dataclass(frozen=True)
@@ -64,9 +69,27 @@ class Generator:
         return (self.sample(task, length, index) for index in range(count))
 
     def smallest_length(self, task: str, length: int, count: int) -> int:
-        """The tokens that the largest of the first samples takes without any haystack."""
-        drafts = (self._draft(task, length, index) for index in range(count))
-        return max(self._count(draft.question(0) + draft.answer_prefix) for draft in drafts) + TASKS[task].new_tokens
+        """The length that holds the first so many samples of a length without any haystack, or some of them where that
+        is far below the length."""
+        spec, tokens = TASKS[task], 0
+        varied = isinstance(spec, Answering) and isinstance(self._question_set(spec.source), FileQuestions)
+        for index in range(count):
+            draft = self._draft(task, length, index)
+            tokens = max(tokens, self._count(draft.question(0) + draft.answer_prefix))
+            if index >= FEW and not varied and FAR * (tokens + spec.new_tokens) < length:
+                break
+        return tokens + spec.new_tokens
+
+    def manifest(self, tasks: Iterable[str]) -> dict[str, Any]:
+        """What the samples of tasks are made of: results on other text are others."""
+        found: dict[str, Any] = {"generator": VERSION}
+        for kind in dict.fromkeys(map(text_source, tasks)):
+            match kind:
+                case "essays":
+                    found[kind] = self._essays.fingerprint
+                case "squad" | "hotpot":
+                    found[kind] = getattr(self._question_set(kind), "fingerprint", "templates")
+        return found
 
     def _draft(self, name: str, length: int, index: int) -> Draft:
         task = TASKS[name]

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import hashlib
 import itertools
 import re
 from collections.abc import Iterator
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +28,14 @@ class Essays:
         self._texts = _texts(spec)
         self._sentences: list[str] = []
         self._whole = False
+
+    @cached_property
+    def fingerprint(self) -> str:
+        """Of all of the text."""
+        digest = hashlib.sha256()
+        for text in _texts(self.spec):
+            digest.update(text.encode("utf-8") + b"\0")
+        return digest.hexdigest()
 
     def sentences(self, start: int, stop: int) -> list[str]:
         while len(self._sentences) < max(stop, 1) and not self._whole:

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import hashlib
+import json
+from dataclasses import astuple, dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -42,6 +45,11 @@ class FileQuestions:
             raise DataError(f"{path} has no question that can be answered")
         self._questions, self._documents, self._path = questions, documents, path
         self.num_questions, self.num_documents = len(questions), len(documents)
+
+    @cached_property
+    def fingerprint(self) -> str:
+        """Of all questions and documents."""
+        return hashlib.sha256(json.dumps([*map(astuple, self._questions), *self._documents]).encode()).hexdigest()
 
     def question(self, index: int) -> Question:
         if index >= self.num_questions:

@@ -46,6 +46,11 @@ def check_tasks(names: Sequence[str]) -> None:
             raise UserError(f"tasks: {name} is named twice")
 
 
-def uses_essays(name: str) -> bool:
-    task = TASKS[name]
-    return isinstance(task, Needles) and task.haystack == "essay"
+def text_source(name: str) -> str | None:
+    """Which of RULER's texts a task needs: "essays", "squad", "hotpot", or none."""
+    match TASKS[name]:
+        case Needles(haystack="essay"):
+            return "essays"
+        case Answering(source=source):
+            return source
+    return None

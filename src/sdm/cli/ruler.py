@@ -1,0 +1,72 @@
+"""`sdm ruler TOKENIZER FILE`."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated
+
+import tyro
+
+from sdm.cli.command import Command
+
+
+@dataclass(frozen=True)
+class Ruler(Command):
+    """Write samples of RULER's tasks as lines of JSON, for other programs; `sdm eval ruler` measures models on them."""
+
+    tokenizer: Annotated[str, tyro.conf.Positional]
+    """"byte", or the folder of a tokenizer or of a model, by which lengths are counted."""
+    output: Annotated[Path, tyro.conf.Positional]
+    """The file to write. Its lines have the names that RULER's own files have."""
+    tasks: tuple[str, ...] = ()
+    """Which of the 13 tasks; none: all."""
+    lengths: tuple[int, ...] = (4096,)
+    """Tokens of prompt and answer together."""
+    samples: int = 500
+    """Of each task at each length."""
+    seed: int = 42
+    """Of the samples."""
+    essays: str = "text"
+    """The text that needles are hidden in: files of the user's, or a built-in corpus (text, code)."""
+    squad: Path | None = None
+    """SQuAD 2.0's development set for qa_1; None: made from templates."""
+    hotpot: Path | None = None
+    """HotpotQA's development set, distractor setting, for qa_2; None: made from templates."""
+    skip_short: bool = False
+    """Leave out lengths that a task does not fit into, instead of refusing."""
+
+    def run(self) -> None:
+        from sdm.cli.eval_progress import progress
+        from sdm.data.tokenization import ByteTokenizer
+        from sdm.evaluation.ruler.measurement import Ruler as Measurement
+        from sdm.evaluation.ruler.tasks import TASKS
+        from sdm.evaluation.session import Advance
+        from sdm.evaluation.tokenizer import open_tokenizer
+        from sdm.files import new_file
+
+        settings = Measurement(
+            tasks=self.tasks or tuple(TASKS),
+            lengths=self.lengths,
+            samples=self.samples,
+            seed=self.seed,
+            essays=self.essays,
+            squad=self.squad,
+            hotpot=self.hotpot,
+            skip_short=self.skip_short,
+        )
+        tokenizer = ByteTokenizer() if self.tokenizer == "byte" else open_tokenizer(Path(self.tokenizer))
+        generator = settings.generator(tokenizer)
+        held = settings.held(generator)
+        total = self.samples * sum(length for _, length in held)
+        done = 0
+        self.output.parent.mkdir(parents=True, exist_ok=True)
+        with new_file(self.output) as temporary, temporary.open("w") as file, progress() as listener:
+            for task, length in held:
+                for sample in generator.samples(task, length, self.samples):
+                    record = sample.record() | {"comparable": settings.comparable(task)}
+                    file.write(json.dumps(record) + "\n")
+                    done += length
+                    listener(Advance(str(self.output), done, total, done))
+        print(self.output)
