@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from typing import Any
 
+import pytest
 import torch
 from torch import Tensor
 
@@ -15,6 +17,11 @@ from sdm.ops.triton.availability import interpreting
 def cpu_backends(op: str = "sparse_delta_rule") -> list[str]:
     """The backends of an op that serve calls on the CPU here, slowest first: of those for GPUs, what is interpreted."""
     return [name for name in available_backends(op) if name != "fla" and (name != "triton" or interpreting())]
+
+
+def matrix_backends(op: str = "sparse_delta_rule") -> list[Any]:
+    """The same as parameters of tests with many cases: what is interpreted takes minutes for them."""
+    return [pytest.param(name, marks=pytest.mark.slow if name == "triton" else ()) for name in cpu_backends(op)]
 
 
 def distinct_slots(shape: Sequence[int], count: int, num_slots: int) -> Tensor:

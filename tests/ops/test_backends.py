@@ -127,7 +127,7 @@ def test_what_is_missing_is_passed_over_in_silence(monkeypatch: pytest.MonkeyPat
     tokens = random_tokens(1, 5, 1)
     expected = ops.sparse_delta_rule(*tokens, num_slots=9, backend="reference")[0]
     monkeypatch.setattr(BACKENDS["sparse_delta_rule"][0], "missing", "no compiler was found")
-    assert ops.available_backends() == ("reference", "chunked")
+    assert "native" not in ops.available_backends()
     assert_close([ops.sparse_delta_rule(*tokens, num_slots=9)[0]], [expected], 1e-12)
     token, state = [x[:, 0].float() if x.is_floating_point() else x[:, 0] for x in tokens], torch.zeros(1, 1, 9, 5)
     assert_close([ops.sparse_delta_step_(state, *token)], [expected[:, 0]], 1e-6)

@@ -6,8 +6,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from helpers import assert_close, assert_identical, outputs_and_gradients
-from sdm.ops import available_backends, gated_delta_rule, sparse_delta_rule
+from helpers import assert_close, assert_identical, cpu_backends, matrix_backends, outputs_and_gradients
+from sdm.ops import gated_delta_rule, sparse_delta_rule
 
 B, T, H, K, D = 2, 75, 2, 8, 6
 
@@ -46,11 +46,12 @@ def test_the_references_agree_to_the_bit(inputs: list[Tensor]) -> None:
     assert_identical(sparse("reference")(*inputs), dense("reference")(*inputs))
 
 
-@pytest.mark.parametrize("backend", available_backends())
+@pytest.mark.parametrize("backend", matrix_backends())
 def test_every_backend_agrees(backend: str, inputs: list[Tensor]) -> None:
     expected = outputs_and_gradients(dense("reference"), inputs)
     assert_close(outputs_and_gradients(sparse(backend), inputs), expected, 1e-12)
-    assert_close(outputs_and_gradients(dense(backend), inputs), expected, 1e-12)
+    if backend in cpu_backends("gated_delta_rule"):
+        assert_close(outputs_and_gradients(dense(backend), inputs), expected, 1e-12)
     packed = [x.flatten(0, 1)[None] for x in inputs[:5]] + inputs[5:]
     cu_seqlens = torch.tensor([0, 10, 90, 150])
     expected = outputs_and_gradients(dense("reference", cu_seqlens), packed)

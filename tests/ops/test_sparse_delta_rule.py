@@ -12,13 +12,22 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from helpers import assert_close, assert_identical, distinct_slots, outputs_and_gradients, random_tokens
-from sdm.ops import available_backends, sparse_delta_rule, sparse_delta_step_
+from helpers import (
+    assert_close,
+    assert_identical,
+    cpu_backends,
+    distinct_slots,
+    matrix_backends,
+    outputs_and_gradients,
+    random_tokens,
+)
+from sdm.ops import sparse_delta_rule, sparse_delta_step_
 from sdm.ops.sequences import Call
 from sdm.ops.sparse_delta_rule.chunked import sparse_delta_rule_chunked
 from sdm.ops.sparse_delta_rule.inputs import Tokens
 
-FAST = [name for name in available_backends() if name != "reference"]
+BACKENDS = matrix_backends()
+FAST = BACKENDS[1:]  # all but the reference
 UPDATES = ["delta", "slot"]
 
 
@@ -127,7 +136,7 @@ def test_packed_documents_equal_separate_ones(backend: str, update: str) -> None
         compare(tokens, initial, backend, cu_seqlens=cu_seqlens, update=update)
 
 
-@pytest.mark.parametrize("backend", available_backends())
+@pytest.mark.parametrize("backend", BACKENDS)
 @pytest.mark.parametrize("update", UPDATES)
 def test_splitting_changes_nothing(backend: str, update: str) -> None:
     tokens = random_tokens(2, 67, 2)
@@ -141,7 +150,7 @@ def test_splitting_changes_nothing(backend: str, update: str) -> None:
         assert_close([torch.cat(pieces, 1), carried], whole, 1e-12)
 
 
-@pytest.mark.parametrize("backend", available_backends())
+@pytest.mark.parametrize("backend", BACKENDS)
 def test_a_sequence_alone_equals_itself_in_a_batch(backend: str) -> None:
     tokens = random_tokens(3, 66, 2)
     state = torch.randn(2, 9, 5, dtype=torch.float64)
@@ -152,7 +161,7 @@ def test_a_sequence_alone_equals_itself_in_a_batch(backend: str) -> None:
             assert_close(alone, [y[b : b + 1, :, h : h + 1], final[b : b + 1, h : h + 1]], 1e-12)
 
 
-@pytest.mark.parametrize("backend", available_backends())
+@pytest.mark.parametrize("backend", BACKENDS)
 @pytest.mark.parametrize("update", UPDATES)
 def test_gradcheck(backend: str, update: str) -> None:
     for T, per_write in ((1, False), (5, True)):
@@ -173,7 +182,7 @@ def test_precision(backend: str, dtype: torch.dtype, tolerance: float, update: s
     compare(tokens, torch.randn(2, 100, 16), backend, tolerance, dtype, update=update)
 
 
-@pytest.mark.parametrize("backend", available_backends())
+@pytest.mark.parametrize("backend", BACKENDS)
 def test_dtypes_of_the_results(backend: str) -> None:
     tokens = random_tokens(dtype=torch.bfloat16)
     y, state = sparse_delta_rule(*tokens, num_slots=9, output_final_state=True, backend=backend)
@@ -244,7 +253,7 @@ def test_chunk_size_changes_nothing(update: str) -> None:
         assert_close(outputs_and_gradients(chunked, (*tokens, state)), expected, 1e-12)
 
 
-@pytest.mark.parametrize("backend", available_backends())
+@pytest.mark.parametrize("backend", BACKENDS)
 def test_unsorted_indices_and_strided_inputs(backend: str) -> None:
     tokens = random_tokens(2, 20, 2)
     state = torch.randn(2, 9, 5, dtype=torch.float64)
@@ -255,14 +264,14 @@ def test_unsorted_indices_and_strided_inputs(backend: str) -> None:
     assert_close(run(backend)(*strided, state.mT.contiguous().mT), expected, 1e-12)
 
 
-@pytest.mark.parametrize("backend", available_backends())
+@pytest.mark.parametrize("backend", BACKENDS)
 def test_no_initial_state_is_zeros(backend: str) -> None:
     tokens = random_tokens()
     y, state = sparse_delta_rule(*tokens, num_slots=9, output_final_state=True, backend=backend)
     assert_identical([y, state], run(backend)(*tokens, torch.zeros(2, 9, 5, dtype=torch.float64)))
 
 
-@pytest.mark.parametrize("backend", available_backends())
+@pytest.mark.parametrize("backend", BACKENDS)
 @pytest.mark.parametrize(("B", "T"), [(2, 0), (0, 5), (0, 0)])
 def test_empty(backend: str, B: int, T: int) -> None:
     tokens = random_tokens(B, T)
@@ -273,7 +282,7 @@ def test_empty(backend: str, B: int, T: int) -> None:
     assert gradients[-1].shape == state.shape
 
 
-@pytest.mark.parametrize("backend", available_backends())
+@pytest.mark.parametrize("backend", BACKENDS)
 def test_backward_twice_and_without_gradients(backend: str) -> None:
     leaves = [x.requires_grad_() if x.is_floating_point() else x for x in random_tokens()]
     state = torch.randn(2, 9, 5, dtype=torch.float64, requires_grad=True)
@@ -332,7 +341,7 @@ def test_compile_and_export(backend: str) -> None:
 
 
 @pytest.mark.usefixtures("restore_threads")
-@pytest.mark.parametrize("backend", available_backends())
+@pytest.mark.parametrize("backend", BACKENDS)
 def test_bit_identical_for_any_thread_count(backend: str) -> None:
     tokens = random_tokens(2, 140, 2, W=16, R=16, N=64, D=200, dtype=torch.float32)
     state = torch.randn(2, 64, 200)
@@ -372,7 +381,7 @@ def test_chunked_backward_memory_does_not_grow_with_the_table() -> None:
 
 def test_log_decay_at_the_boundary_of_float() -> None:
     tokens = random_tokens(1, 3, 1)._replace(log_decay=torch.full((1, 3, 1), -math.inf).double())
-    for backend in available_backends():
+    for backend in cpu_backends():
         y, _ = run(backend)(*tokens, torch.randn(1, 9, 5, dtype=torch.float64))
         assert y.isfinite().all()
 
@@ -381,7 +390,7 @@ def bad(**changes: Any) -> dict[str, Any]:
     return changes
 
 
-@pytest.mark.parametrize("backend", ["auto", *available_backends()])
+@pytest.mark.parametrize("backend", ["auto", *cpu_backends()])
 @pytest.mark.parametrize(
     ("changes", "error", "message"),
     [
@@ -423,7 +432,7 @@ def test_bad_input(backend: str, changes: dict[str, Any], error: type[Exception]
         sparse_delta_rule(**arguments)
 
 
-@pytest.mark.parametrize("backend", available_backends())
+@pytest.mark.parametrize("backend", cpu_backends())
 @pytest.mark.parametrize("bounds", [[0, 5], [1, 13], [0, 8, 4, 13], [0, 20, 13], [-3, 13]])
 def test_bad_cu_seqlens(backend: str, bounds: list[int]) -> None:
     tokens = random_tokens(B=1)
@@ -437,7 +446,7 @@ def test_a_document_may_end_in_forgetting_everything() -> None:
     bounds = torch.tensor([0, 2, 6])
     expected, *others = (
         sparse_delta_rule(*tokens, num_slots=9, output_final_state=True, cu_seqlens=bounds, backend=backend)
-        for backend in available_backends()
+        for backend in cpu_backends()
     )
     for other in others:
         assert_close(other, expected, 1e-10)

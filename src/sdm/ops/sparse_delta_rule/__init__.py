@@ -11,10 +11,11 @@ from sdm.ops.sparse_delta_rule.chunked import CHUNKED
 from sdm.ops.sparse_delta_rule.inputs import UPDATES, Tokens, check_shapes
 from sdm.ops.sparse_delta_rule.native import NATIVE, take_usual_step_, usual_step
 from sdm.ops.sparse_delta_rule.reference import REFERENCE
+from sdm.ops.sparse_delta_rule.triton import TRITON
 
 __all__ = ["sparse_delta_rule", "sparse_delta_step_"]
 
-BACKENDS["sparse_delta_rule"] = [NATIVE, CHUNKED, REFERENCE]
+BACKENDS["sparse_delta_rule"] = [NATIVE, TRITON, CHUNKED, REFERENCE]
 
 
 def sparse_delta_rule(

@@ -1,0 +1,338 @@
+"""Launches the kernels. Everything here looks at shapes only: nothing waits for the GPU, and on tensors without memory
+it is its own shape function."""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from sdm.ops.checks import mark_changed
+from sdm.ops.sparse_delta_rule.inputs import Tokens
+from sdm.ops.sparse_delta_rule.triton.layout import BACKWARD_TILE, FORWARD_TILE, Layout, power
+from sdm.ops.triton.launch import launch
+
+PARTS = 256 << 20  # bytes that backward's parts of the gradients of weights and gates may take at once
+KINDS = {"planned": None, "bf16": torch.bfloat16, "fp8": torch.float8_e4m3fn, "int4": torch.uint8}
+
+
+class Problem(NamedTuple):
+    """Contiguous arguments, and what follows from their shapes."""
+
+    tokens: Tokens
+    initial_state: Tensor | None
+    num_slots: int
+    cu_seqlens: Tensor | None
+    slot_rule: bool
+
+    def prepared(self) -> Problem:
+        tokens = Tokens(*(x.contiguous() for x in self.tokens))
+        initial = None if self.initial_state is None else self.initial_state.contiguous()
+        cu_seqlens = self.cu_seqlens
+        if cu_seqlens is not None:
+            cu_seqlens = cu_seqlens.to(tokens.value.device).contiguous()
+        return self._replace(tokens=tokens, initial_state=initial, cu_seqlens=cu_seqlens)
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """Of the arithmetic."""
+        floats = [x for x in (*self.tokens, self.initial_state) if x is not None and x.is_floating_point()]
+        return torch.float64 if any(x.dtype == torch.float64 for x in floats) else torch.float32
+
+    @property
+    def sequences(self) -> int:
+        return self.tokens.value.shape[0] if self.cu_seqlens is None else self.cu_seqlens.numel() - 1
+
+    @property
+    def sizes(self) -> dict[str, int]:
+        _, time, heads, _ = self.tokens.value.shape
+        return {
+            "time": time,
+            "H": heads,
+            "W": self.tokens.write_index.shape[-1],
+            "R": self.tokens.read_index.shape[-1],
+        }
+
+    def layout(self, tile: int) -> Layout:
+        return Layout.of(self.sizes["W"], self.sizes["R"], self.tokens.value.shape[-1], tile)
+
+    @property
+    def options(self) -> dict[str, bool]:
+        return {"PACKED": self.cu_seqlens is not None, "SLOT_RULE": self.slot_rule}
+
+    @property
+    def per_write(self) -> bool:
+        return self.tokens.log_decay.dim() == 4
+
+    def chunks(self, size: int) -> int:
+        """At most; those of documents that end early are empty."""
+        if self.cu_seqlens is not None:
+            return self.sizes["time"] // size + self.sequences
+        return self.sequences * -(-self.sizes["time"] // size)
+
+    def table(self, start: Tensor | None, dtype: torch.dtype) -> Tensor:
+        """A new table [S,H,N,D], filled with a given one."""
+        value = self.tokens.value
+        shape = (self.sequences, value.shape[2], self.num_slots, value.shape[3])
+        if start is None:
+            return value.new_zeros(shape, dtype=dtype)
+        return value.new_empty(shape, dtype=dtype).copy_(start.expand(shape))
+
+
+class Links(NamedTuple):
+    """What `prepare.py` says about the accesses: [B,T,H] and then W, R or C."""
+
+    write_slot: Tensor  # -1 - slot where a later token of the chunk writes it too
+    prev: Tensor  # number of the write before, -1: none
+    next_of_write: Tensor  # number of the access after
+    factor: Tensor  # what the write leaves of its row
+    keep: Tensor  # product of the factors from the chunk's start
+    after: Tensor  # product of the factors to the chunk's end
+    solve: Tensor  # [C]
+    read_slot: Tensor  # -1 - slot where an earlier access of the chunk is to the same slot
+    seen: Tensor  # number of the newest write that the read sees
+    next_of_read: Tensor
+    read_keep: Tensor
+    mix: Tensor  # [C]
+    depth: Tensor  # [1], at a chunk's first token: how many writes a walk back meets at most
+    length: Tensor  # [1], the same for a walk forward over all accesses
+
+
+def prepare(problem: Problem, layout: Layout) -> Links:
+    from sdm.ops.sparse_delta_rule.triton.prepare import prepare_kernel
+
+    sizes, tokens, dtype = problem.sizes, problem.tokens, problem.dtype
+    W, R, C = sizes["W"], sizes["R"], layout.C
+
+    kinds = {"i4": torch.int32, "i2": torch.int16, "f": dtype}
+    arrays = [(W, kind) for kind in ("i4", "i2", "i2", "f", "f", "f")] + [(C, "f")]
+    arrays += [(R, kind) for kind in ("i4", "i2", "i2", "f")] + [(C, "f"), (1, "i4"), (1, "i4")]
+    lead = tokens.value.shape[:3]
+    links = Links(*(tokens.value.new_empty((*lead, size), dtype=kinds[kind]) for size, kind in arrays))
+    programs = problem.chunks(C) * sizes["H"]
+    launch(
+        prepare_kernel,
+        (programs,),
+        tokens.write_index,
+        tokens.write_weight,
+        tokens.beta,
+        tokens.log_decay,
+        tokens.read_index,
+        tokens.read_weight,
+        problem.cu_seqlens,
+        *links,
+        keys=tokens.value.new_empty((programs, layout.J), dtype=torch.int64),
+        ranks=tokens.value.new_empty((programs, 2 * layout.J), dtype=torch.int32),
+        documents=problem.sequences,
+        N=problem.num_slots,
+        **sizes,
+        C=C,
+        WP=layout.WP,
+        RP=layout.RP,
+        J=layout.J,
+        PER_WRITE=problem.per_write,
+        **problem.options,
+        num_warps=max(min(layout.J // 256, 8), 1),
+    )
+    return links
+
+
+def forward(problem: Problem, table_dtype: torch.dtype | None = None) -> tuple[Tensor, Tensor, Tensor]:
+    """Output, table after the last token, residual."""
+    from sdm.ops.sparse_delta_rule.triton.forward import forward_kernel
+
+    problem = problem.prepared()
+    tokens, layout, dtype = problem.tokens, problem.layout(FORWARD_TILE), problem.dtype
+    table = problem.table(problem.initial_state, table_dtype or dtype)
+    y, residual = torch.empty_like(tokens.value), torch.empty_like(tokens.value, dtype=dtype)
+    if y.numel() == 0:
+        return y, table, residual
+    links = prepare(problem, layout)
+    channels = tokens.value.shape[-1]
+    launch(
+        forward_kernel,
+        (problem.sequences * problem.sizes["H"] * -(-channels // layout.S),),
+        tokens.write_weight,
+        tokens.value,
+        tokens.beta,
+        tokens.read_weight,
+        problem.cu_seqlens,
+        **_chosen(links, "write_slot prev factor keep solve read_slot read_keep mix depth"),
+        table=table,
+        residual=residual,
+        y=y,
+        N=problem.num_slots,
+        D=channels,
+        **problem.sizes,
+        C=layout.C,
+        WP=layout.WP,
+        RP=layout.RP,
+        RB=layout.RB,
+        S=layout.S,
+        **problem.options,
+        num_warps=layout.warps,
+    )
+    return y, table, residual
+
+
+class Plan(NamedTuple):
+    """What backward keeps of old rows."""
+
+    rounding_limit: float  # units of rounding that a row may take up, relative to its size, before it is kept
+    share: int  # the ring has room for one in so many writes
+    kind: str  # "planned", or the format of snapshots of all rows
+
+
+class Gradients(NamedTuple):
+    write_weight: Tensor
+    value: Tensor
+    beta: Tensor
+    log_decay: Tensor
+    read_weight: Tensor
+    table: Tensor  # [S,H,N,D]
+    kept: Tensor  # [slabs,B,T,H] how many rows were kept before each chunk's first token
+    flags: Tensor  # [slabs,B,T,H,W] how each row was restored, where it was written last in its chunk
+
+
+def backward(
+    problem: Problem, plan: Plan, residual: Tensor, grad_y: Tensor | None, grad_table: Tensor | None
+) -> Gradients:
+    from sdm.ops.sparse_delta_rule.triton.backward import backward_kernel
+    from sdm.ops.sparse_delta_rule.triton.reduce import reduce_kernel
+
+    problem = problem.prepared()
+    tokens, layout, dtype, sizes = problem.tokens, problem.layout(BACKWARD_TILE), problem.dtype, problem.sizes
+    value, cu_seqlens = tokens.value, problem.cu_seqlens
+    batch, time, heads, channels = value.shape
+    streams, slabs, C = problem.sequences * heads, -(-channels // layout.S), layout.C
+
+    def scratch(*shape: int, kind: torch.dtype = dtype) -> Tensor:
+        return value.new_empty(shape, dtype=kind)
+
+    outputs = Gradients(
+        torch.empty_like(tokens.write_weight),
+        torch.empty_like(value, dtype=dtype),
+        torch.empty_like(tokens.beta),
+        torch.empty_like(tokens.log_decay),
+        torch.empty_like(tokens.read_weight),
+        problem.table(grad_table, dtype),
+        scratch(slabs, batch, time, heads, kind=torch.int64),
+        scratch(slabs, batch, time, heads, sizes["W"], kind=torch.int8),
+    )
+    if value.numel() == 0:
+        return outputs
+    links = prepare(problem, layout)
+    share = plan.share if plan.kind == "planned" else 1
+    rings = batch * time * sizes["W"] // share + problem.sequences * C * layout.WP
+    width = layout.S // 2 if plan.kind == "int4" else layout.S
+    initial = problem.initial_state
+    gates = sizes["W"] if problem.per_write else 1
+    parts = sizes["W"] + sizes["R"] + gates + 1
+    # Whole chunks of all rows, or of the one that documents are packed into.
+    rows = batch if cu_seqlens is None else 1
+    token_bytes = slabs * rows * heads * parts * outputs.value.element_size()
+    window = max(PARTS // token_bytes // C, 1) * C
+    window = min(window, -(-time // C) * C)
+    shared: dict[str, Any] = {
+        "cu_seqlens": cu_seqlens,
+        "partial": scratch(slabs, rows, window + C, heads, parts),
+        "span": window + C,
+        "C": C,
+        "PER_WRITE": problem.per_write,
+        **{name: sizes[name] for name in ("time", "H", "W", "R")},
+    }
+    arguments: dict[str, Any] = {
+        **{name: getattr(tokens, name) for name in ("write_weight", "beta", "log_decay", "read_weight")},
+        **_chosen(links, "write_slot prev next_of_write factor keep after solve"),
+        **_chosen(links, "read_slot seen next_of_read mix depth length"),
+        "residual": residual.contiguous(),
+        "initial": initial,
+        "table": problem.table(initial, dtype),
+        "allowance": value.new_full((slabs * streams, problem.num_slots), torch.inf, dtype=dtype),
+        "saved": scratch(slabs, rings * heads, width, kind=KINDS[plan.kind] or dtype),
+        "scales": scratch(slabs, rings * heads) if plan.kind in ("fp8", "int4") else None,
+        "flags": outputs.flags,
+        "counts": outputs.kept,
+        "lowest": scratch(slabs * streams, kind=torch.int64),
+        "grad_y": torch.zeros_like(value) if grad_y is None else grad_y.contiguous(),
+        "grad_table": outputs.table,
+        "grad_value": outputs.value,
+        "rings": rings,
+        "limit": plan.rounding_limit,
+        "N": problem.num_slots,
+        "D": channels,
+        "streams": streams,
+        "initial_stride": 0 if initial is None or initial.dim() == 3 else initial.stride(0),
+        "WP": layout.WP,
+        "RP": layout.RP,
+        "RB": layout.RB,
+        "S": layout.S,
+        "SHARE": share,
+        "SMALLEST": layout.S * torch.finfo(dtype).tiny,
+        "KIND": plan.kind,
+        "INITIAL": initial is not None,
+        **problem.options,
+        "num_warps": layout.warps,
+    }
+    for low in range((time - 1) // window * window, -1, -window):
+        bounds = {"low": low, "high": low + window}
+        launch(backward_kernel, (slabs * streams,), **shared, **bounds, **arguments)
+        launch(
+            reduce_kernel,
+            (problem.chunks(C) * heads,),
+            **shared,
+            **bounds,
+            documents=problem.sequences,
+            grad_write_weight=outputs.write_weight,
+            grad_read_weight=outputs.read_weight,
+            grad_log_decay=outputs.log_decay,
+            grad_beta=outputs.beta,
+            slabs=slabs,
+            X=min(64, power(parts)),
+            PACKED=cu_seqlens is not None,
+            num_warps=4,
+        )
+    return outputs
+
+
+def _chosen(links: Links, names: str) -> dict[str, Tensor]:
+    return {name: getattr(links, name) for name in names.split()}
+
+
+def step_(state: Tensor, token: Tokens, slot_rule: bool) -> Tensor:
+    """One token; the state [B,H,N,D] changes where it lies."""
+    import triton.language as tl
+
+    from sdm.ops.sparse_delta_rule.triton.step import step_kernel
+
+    if not state.is_contiguous():
+        raise ValueError(f"state must be contiguous, it is changed in place; got strides {list(state.stride())}")
+    token = Tokens(*(x.contiguous() for x in token))
+    batch, heads, slots, channels = state.shape
+    writes, reads = token.write_index.shape[-1], token.read_index.shape[-1]
+    y = torch.empty_like(token.value)
+    double = any(x.dtype == torch.float64 for x in (*token, state))
+    width = max(power(writes), power(reads))
+    S = max(min(4096 // width, 16, power(channels)), 2)
+    launch(
+        step_kernel,
+        (batch * heads * -(-channels // S),),
+        *token,
+        state,
+        y,
+        H=heads,
+        N=slots,
+        D=channels,
+        W=writes,
+        R=reads,
+        WP=power(writes),
+        RP=power(reads),
+        S=S,
+        ACC=tl.float64 if double else tl.float32,
+        PER_WRITE=token.log_decay.dim() == 3,
+        SLOT_RULE=slot_rule,
+        num_warps=max(min(width * S // 256, 8), 1),
+    )
+    mark_changed(state)
+    return y
