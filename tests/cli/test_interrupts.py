@@ -105,7 +105,7 @@ def test_evaluating(tmp_path: Path) -> None:
     write_json(run / JOB, _description(Job("run", recall_run(), "recall")))
     code = SLEEPING.format(mark=str(mark)) + (
         "import sys\nimport sdm.evaluation.recall as recall\nfrom sdm.experiments.jobs import main\n"
-        "recall.recall_accuracy = sleep\nmain(Path(sys.argv[1]))"
+        "recall.ask = sleep\nmain(Path(sys.argv[1]))"
     )
     _, said = stop(["-c", code, str(run)], signal.SIGINT, mark.exists)
     assert said.splitlines()[-1] == "stopped: SIGINT; the same command continues"

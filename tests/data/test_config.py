@@ -8,7 +8,26 @@ from typing import Any
 
 import pytest
 
-from sdm.data import CorpusConfig, DataError, MADTaskConfig, MQARTaskConfig, RecallConfig, SyntheticConfig
+from sdm.data import (
+    CorpusConfig,
+    DataError,
+    MADTaskConfig,
+    MQARTaskConfig,
+    NeedleConfig,
+    RebindingConfig,
+    RecallConfig,
+    SyntheticConfig,
+)
+
+CONFIGS = [
+    CorpusConfig,
+    RecallConfig,
+    RebindingConfig,
+    NeedleConfig,
+    SyntheticConfig,
+    MADTaskConfig,
+    MQARTaskConfig,
+]
 
 
 @pytest.mark.parametrize(
@@ -28,6 +47,13 @@ from sdm.data import CorpusConfig, DataError, MADTaskConfig, MQARTaskConfig, Rec
         (RecallConfig, {"num_pairs": 513}, "num_keys"),
         (RecallConfig, {"num_pairs": 4}, "start_pairs"),
         (RecallConfig, {"num_queries": 0}, "num_queries"),
+        (RebindingConfig, {"num_pairs": 513}, "num_keys"),
+        (RebindingConfig, {"num_bindings": 65}, "num_values"),
+        (RebindingConfig, {"num_pairs": 7}, "start_pairs"),
+        (NeedleConfig, {"num_needles": 65}, "num_keys"),
+        (NeedleConfig, {"start_length": 11}, "start_length must be at least 12"),
+        (NeedleConfig, {"sequence_length": 31}, "start_length = 32 must not exceed"),
+        (NeedleConfig, {"num_fillers": 0}, "num_fillers"),
         (SyntheticConfig, {"task": "recall"}, "task"),
         (SyntheticConfig, {"num_tokens": 7}, "num_tokens"),
         (SyntheticConfig, {"noise": 1.0}, "noise"),
@@ -54,7 +80,7 @@ def test_impossible_values_name_their_field(make: type, changes: dict[str, Any],
         make(**changes)
 
 
-@pytest.mark.parametrize("config", [CorpusConfig, RecallConfig, SyntheticConfig, MADTaskConfig, MQARTaskConfig])
+@pytest.mark.parametrize("config", CONFIGS)
 def test_every_field_is_documented(config: type) -> None:
     body = ast.parse(inspect.getsource(config)).body[0].body  # type: ignore[attr-defined]
     documented = {

@@ -13,14 +13,16 @@ from sdm.data.errors import DataError
 from sdm.data.loader import Batches, open_data
 from sdm.data.mad import MAD
 from sdm.data.mqar import MQAR
+from sdm.data.needle import Needle
 from sdm.data.prepare import prepare_tokenizer, prepare_tokens
 from sdm.data.published_config import MADTaskConfig, MQARTaskConfig
+from sdm.data.rebinding import Rebinding
 from sdm.data.recall import Recall, recall_batch
 from sdm.data.shards import TokenStore
 from sdm.data.sources import Document, Source, open_source
 from sdm.data.splits import split_documents
 from sdm.data.synthetic import Synthetic
-from sdm.data.task_config import RecallConfig, SyntheticConfig
+from sdm.data.task_config import NeedleConfig, RebindingConfig, RecallConfig, SyntheticConfig
 from sdm.data.tokenization import ByteTokenizer, HFTokenizer, Tokenizer, load_tokenizer
 
 __all__ = [
@@ -39,6 +41,10 @@ __all__ = [
     "HFTokenizer",
     "MADTaskConfig",
     "MQARTaskConfig",
+    "Needle",
+    "NeedleConfig",
+    "Rebinding",
+    "RebindingConfig",
     "Recall",
     "RecallConfig",
     "Source",

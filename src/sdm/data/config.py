@@ -10,7 +10,7 @@ from sdm.data.batch import Announce, BatchSource
 from sdm.data.errors import DataError, check_not_negative, check_one_of, check_positive
 from sdm.data.published_config import MADTaskConfig, MQARTaskConfig
 from sdm.data.splits import check_fractions
-from sdm.data.task_config import RecallConfig, SyntheticConfig
+from sdm.data.task_config import NeedleConfig, RebindingConfig, RecallConfig, SyntheticConfig
 
 Layout = Literal["packed", "rows", "stream"]
 
@@ -75,5 +75,6 @@ class CorpusConfig:
         check_not_negative(seed=self.seed)
 
 
+TaskConfig = RecallConfig | RebindingConfig | NeedleConfig | MQARTaskConfig | MADTaskConfig | SyntheticConfig
 # Each opens the batches that it describes; the source, which knows its configuration, is imported then.
-DataConfig = CorpusConfig | RecallConfig | MQARTaskConfig | MADTaskConfig | SyntheticConfig
+DataConfig = CorpusConfig | TaskConfig

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
+from typing import Protocol
 
 import torch
 
@@ -20,13 +21,30 @@ from sdm.data.randomness import fingerprint_of, generator_of
 from sdm.data.task_config import RecallConfig
 
 
-def pairs_at(config: RecallConfig, step: int, total_steps: int) -> int:
+class Growing(Protocol):
+    """The settings of a task that gets harder."""
+
+    @property
+    def num_pairs(self) -> int: ...
+    @property
+    def start_pairs(self) -> int: ...
+    @property
+    def curriculum(self) -> bool: ...
+
+
+def pairs_at(config: Growing, step: int, total_steps: int) -> int:
     """K at a step of the curriculum."""
-    progress = step / total_steps
-    if not config.curriculum or progress >= 3 / 5:
+    if not config.curriculum:
         return config.num_pairs
-    ramp = max(progress - 1 / 5, 0) / (2 / 5)
-    return round(config.start_pairs * (config.num_pairs / config.start_pairs) ** ramp)
+    return ramp(config.start_pairs, config.num_pairs, step, total_steps)
+
+
+def ramp(start: int, end: int, step: int, total_steps: int) -> int:
+    """From `start`, kept for a fifth of the steps, exponentially up to `end` at three fifths."""
+    progress = step / total_steps
+    if progress >= 3 / 5:
+        return end
+    return round(start * (end / start) ** (max(progress - 1 / 5, 0) / (2 / 5)))
 
 
 def recall_batch(config: RecallConfig, num_pairs: int, generator: torch.Generator) -> Batch:

@@ -151,7 +151,7 @@ class FileSource:
     def _read(self, file: Path) -> Iterator[Document]:
         path, name = self.root / file, file.as_posix()
         if name.endswith((".jsonl", ".jsonl.gz", ".jsonl.zst")):
-            for number, line in enumerate(_lines(path), 1):
+            for number, line in enumerate(read_lines(path), 1):
                 if line.strip():
                     yield Document(f"{name}:{number}", self._parse(line, f"{path}, line {number}"))
         elif name.endswith(".parquet"):
@@ -250,7 +250,7 @@ def _walk(root: Path, wanted: Callable[[Path], bool]) -> Iterator[Path]:
         yield from (here / name for name in files if wanted(here / name))
 
 
-def _lines(path: Path) -> Iterator[bytes]:
+def read_lines(path: Path) -> Iterator[bytes]:
     """The lines of a file that may be compressed; damage is an OSError whatever the format."""
     with open_regular(path) as file:
         if path.suffix == ".gz":

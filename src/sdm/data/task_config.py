@@ -64,6 +64,107 @@ class RecallConfig:
             raise DataError(f"start_pairs = {self.start_pairs} must not exceed num_pairs = {self.num_pairs}")
 
 
+@dataclass(frozen=True)
+class RebindingConfig:
+    """Associative recall in which keys are bound several times: the last value of a key counts."""
+
+    num_pairs: int = 64
+    """Different keys of a row; with a curriculum, at its end."""
+    num_bindings: int = 4
+    """How often each key is bound, each time to another value."""
+    start_pairs: int = 8
+    """Keys of a row at the start of the curriculum, where each is bound once."""
+    curriculum: bool = True
+    """Grow the keys and the bindings: the start for a fifth of the steps, then exponentially up to num_pairs and
+    num_bindings at three fifths. While rows are short, as many are put in the place of one as have its tokens."""
+    num_keys: int = 512
+    """Different keys; those of a row are distinct."""
+    num_values: int = 64
+    """Different values; those of a key are distinct."""
+    batch_size: int = 32
+    """Rows of a step, over all ranks and accumulated batches."""
+    seed: int = 0
+    """Decides every row."""
+
+    def open(self, split: str, total_steps: int | None, announce: Announce) -> BatchSource:
+        from sdm.data.rebinding import Rebinding
+
+        return Rebinding(self, split, total_steps)
+
+    def __post_init__(self) -> None:
+        check_positive(
+            num_pairs=self.num_pairs,
+            num_bindings=self.num_bindings,
+            start_pairs=self.start_pairs,
+            num_keys=self.num_keys,
+            num_values=self.num_values,
+            batch_size=self.batch_size,
+        )
+        check_not_negative(seed=self.seed)
+        if self.num_pairs > self.num_keys:
+            raise DataError(f"num_pairs = {self.num_pairs} needs as many distinct keys; num_keys is {self.num_keys}")
+        if self.num_bindings > self.num_values:
+            raise DataError(
+                f"num_bindings = {self.num_bindings} needs as many distinct values; num_values is {self.num_values}"
+            )
+        if self.curriculum and self.start_pairs > self.num_pairs:
+            raise DataError(f"start_pairs = {self.start_pairs} must not exceed num_pairs = {self.num_pairs}")
+
+
+@dataclass(frozen=True)
+class NeedleConfig:
+    """A few pairs hidden in a long row of filler, asked for at its end."""
+
+    sequence_length: int = 1024
+    """Tokens of a row, queries included; with a curriculum, at its end."""
+    start_length: int = 32
+    """Tokens of a row at the start of the curriculum."""
+    curriculum: bool = True
+    """Grow the row: start_length for a fifth of the steps, then exponentially up to sequence_length at three fifths.
+    While rows are short, as many are put in the place of one as have its tokens."""
+    num_needles: int = 4
+    """Pairs of a row, all of them asked for."""
+    num_keys: int = 64
+    """Different keys; those of a row are distinct."""
+    num_values: int = 64
+    """Different values."""
+    num_fillers: int = 128
+    """Different tokens of the filler."""
+    batch_size: int = 32
+    """Rows of a step, over all ranks and accumulated batches."""
+    seed: int = 0
+    """Decides every row."""
+
+    def open(self, split: str, total_steps: int | None, announce: Announce) -> BatchSource:
+        from sdm.data.needle import Needle
+
+        return Needle(self, split, total_steps)
+
+    def __post_init__(self) -> None:
+        check_positive(
+            sequence_length=self.sequence_length,
+            start_length=self.start_length,
+            num_needles=self.num_needles,
+            num_keys=self.num_keys,
+            num_values=self.num_values,
+            num_fillers=self.num_fillers,
+            batch_size=self.batch_size,
+        )
+        check_not_negative(seed=self.seed)
+        if self.num_needles > self.num_keys:
+            raise DataError(
+                f"num_needles = {self.num_needles} needs as many distinct keys; num_keys is {self.num_keys}"
+            )
+        names = ["sequence_length"] + ["start_length"] * self.curriculum
+        for name in names:
+            if getattr(self, name) < 3 * self.num_needles:
+                raise DataError(f"{name} must be at least {3 * self.num_needles}, three tokens a needle")
+        if self.curriculum and self.start_length > self.sequence_length:
+            raise DataError(
+                f"start_length = {self.start_length} must not exceed sequence_length = {self.sequence_length}"
+            )
+
+
 # Tokens of the content and length of a row, unless others are given.
 SYNTHETIC_SIZES: dict[str, tuple[int, int]] = {
     "in-context-recall": (16, 128),

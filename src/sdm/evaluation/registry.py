@@ -47,8 +47,8 @@ from __future__ import annotations
 import difflib
 
 from sdm.errors import UserError
+from sdm.evaluation.harness.measurement import Harness
 from sdm.evaluation.measurement import Measurement
-from sdm.evaluation.mqar import PublishedRecall
 from sdm.evaluation.nll import Likelihood
 from sdm.evaluation.position import Position
 from sdm.evaluation.recall import Recall
@@ -59,7 +59,7 @@ MEASUREMENTS: dict[str, type[Measurement]] = {
     "nll": Likelihood,
     "position": Position,
     "recall": Recall,
-    "mqar": PublishedRecall,
+    "harness": Harness,
     "speed": Speed,
     "ruler": Ruler,
 }

@@ -36,7 +36,7 @@ class Subject:
     def __init__(self, name: str, path: Path, model: Any, tokenizer_folder: Path, run: Run | None) -> None:
         self.name, self.path, self.run = name, path, run
         self.model: Any = model.eval()
-        self._tokenizer_folder = tokenizer_folder
+        self.tokenizer_folder = tokenizer_folder
 
     @property
     def device(self) -> torch.device:
@@ -67,17 +67,17 @@ class Subject:
     @cached_property
     def tokenizer(self) -> Tokenizer:
         """The tokenizer, or an error that says that there is none."""
-        if not has_tokenizer(self._tokenizer_folder):
+        if not has_tokenizer(self.tokenizer_folder):
             raise UserError(
-                f"{self.name} has no tokenizer in {self._tokenizer_folder}, which measuring on text needs; copy it "
+                f"{self.name} has no tokenizer in {self.tokenizer_folder}, which measuring on text needs; copy it "
                 "there, or take a measurement of token ids, such as recall"
             )
         # Runs know theirs by its checksums, and by tokens that they have in the cache.
-        own = self.is_ours and (self._tokenizer_folder / "tokenizer.json").is_file()
-        found = load_tokenizer(self._tokenizer_folder) if own else open_tokenizer(self._tokenizer_folder)
+        own = self.is_ours and (self.tokenizer_folder / "tokenizer.json").is_file()
+        found = load_tokenizer(self.tokenizer_folder) if own else open_tokenizer(self.tokenizer_folder)
         if found.vocab_size > self.vocab_size:
             raise UserError(
-                f"the tokenizer in {self._tokenizer_folder} has {found.vocab_size} ids, but {self.name} takes "
+                f"the tokenizer in {self.tokenizer_folder} has {found.vocab_size} ids, but {self.name} takes "
                 f"{self.vocab_size}: it is another model's"
             )
         return found
@@ -147,7 +147,7 @@ class Subject:
     def fingerprint(self) -> dict[str, Any]:
         """What decides the numbers: the weights, in their precision, and the tokenizer."""
         tensors = self.model.state_dict()
-        tokenizer = self.tokenizer.fingerprint if has_tokenizer(self._tokenizer_folder) else None
+        tokenizer = self.tokenizer.fingerprint if has_tokenizer(self.tokenizer_folder) else None
         return {
             "architecture": self.model.config.model_type,
             "weights": checksum(tensors),
@@ -177,7 +177,7 @@ class Subject:
         configured = self.model.generation_config.eos_token_id if self.model.generation_config else None
         for ids in (configured, self.model.config.get_text_config().eos_token_id):
             known |= set(ids if isinstance(ids, (list, tuple)) else [] if ids is None else [ids])
-        if self.is_ours and has_tokenizer(self._tokenizer_folder):
+        if self.is_ours and has_tokenizer(self.tokenizer_folder):
             known.add(self.tokenizer.eos_id)
         return Generator(self.model, sorted(known))
 

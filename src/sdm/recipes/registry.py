@@ -19,6 +19,7 @@ from sdm.recipes.ladder import ladder
 from sdm.recipes.long_context import long_context
 from sdm.recipes.mad import mad, synthetic
 from sdm.recipes.mqar import mqar
+from sdm.recipes.rebinding import needle, rebinding
 from sdm.recipes.recall import recall
 from sdm.recipes.tiny import tiny_code, tiny_text
 from sdm.training import TrainConfig, TrainingError
@@ -34,6 +35,8 @@ GROUPS: dict[str, dict[str, Recipe]] = {
     },
     "Tasks": {
         "recall": recall,
+        "rebinding": rebinding,
+        "needle": needle,
         "mqar": mqar,
         "mad": mad,
         "synthetic": synthetic,
@@ -46,7 +49,7 @@ _LAYERS = {"gdn": "gdn", "mamba2": "mamba2", "attention": "full_attention"}
 SHORT_NAMES: dict[str, tuple[str, dict[str, Any]]] = {
     **{
         f"{name}-{layer}": (name, {"global_layer": _LAYERS[layer]})
-        for name in ("recall", "mqar")
+        for name in ("recall", "rebinding", "needle", "mqar")
         for layer in ("gdn", "attention")
     },
     **{f"synthetic-{task}": ("synthetic", {"task": task}) for task in typing.get_args(SyntheticTask)},

@@ -1,0 +1,90 @@
+"""Needles in a haystack of tokens: a few pairs hidden in a long row that says nothing else.
+
+A row is random filler, in which `num_needles` pairs `key value` stand somewhere; at its end each of their keys is asked
+for once. Tokens 0 ... num_keys - 1 are keys, then come the values, then the filler. What is hard is the length of the
+row and not the number of pairs: a model has to keep a few values and to ignore everything else.
+
+Shapes: B rows, L tokens of a row, K needles.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from sdm.data.batch import IGNORED, Batch
+from sdm.data.errors import DataError
+from sdm.data.randomness import fingerprint_of, generator_of
+from sdm.data.recall import ramp
+from sdm.data.task_config import NeedleConfig
+
+
+@dataclass(frozen=True)
+class Haystack:
+    """Rows, and where their needles are."""
+
+    batch: Batch
+    depth_BK: Tensor
+    """Place of each queried needle, from 0 at the row's start to 1 where the queries begin, in the order of the
+    queries."""
+
+
+def needle_rows(config: NeedleConfig, length: int, rows: int, generator: torch.Generator) -> Haystack:
+    """`rows` rows of `length` tokens, the queries included."""
+    count = config.num_needles
+    places = (length - count) // 2  # of two tokens each, before the queries
+    if places < count:
+        raise DataError(f"length must be at least {3 * count} for {count} needles, got {length}")
+    keys_BK = torch.rand(rows, config.num_keys, generator=generator).argsort(-1)[:, :count]
+    values_BK = config.num_keys + torch.randint(config.num_values, (rows, count), generator=generator)
+    place_BK = torch.rand(rows, places, generator=generator).argsort(-1)[:, :count]
+    first_filler = config.num_keys + config.num_values
+    input_ids = first_filler + torch.randint(config.num_fillers, (rows, length), generator=generator)
+    input_ids.scatter_(1, 2 * place_BK, keys_BK)
+    input_ids.scatter_(1, 2 * place_BK + 1, values_BK)
+    # Needles were drawn in random order, and so are the queries.
+    input_ids[:, length - count :] = keys_BK
+    targets = torch.full_like(input_ids, IGNORED)
+    targets[:, length - count :] = values_BK
+    return Haystack(Batch(input_ids, targets), place_BK / max(places - 1, 1))
+
+
+class Needle:
+    """A `BatchSource`. Held-out splits are other rows, all of them `sequence_length` tokens long."""
+
+    num_steps = None
+
+    def __init__(self, config: NeedleConfig, split: str = "train", total_steps: int | None = None) -> None:
+        if split == "train" and config.curriculum and (total_steps is None or total_steps < 1):
+            raise DataError("a curriculum needs total_steps, the steps of the whole training")
+        self.config, self.split = config, split
+        self._total_steps = total_steps if split == "train" and config.curriculum else None
+
+    @property
+    def batch_size(self) -> int:
+        return self.config.batch_size
+
+    @property
+    def sequence_length(self) -> int:
+        return self.config.sequence_length
+
+    @property
+    def vocab_size(self) -> int:
+        return self.config.num_keys + self.config.num_values + self.config.num_fillers
+
+    @property
+    def fingerprint(self) -> str:
+        return fingerprint_of(self.config, self.split, self._total_steps)
+
+    def batch(self, step: int, rows: Sequence[int]) -> Batch:
+        config, length = self.config, self.config.sequence_length
+        if self._total_steps is not None:
+            length = ramp(config.start_length, length, step, self._total_steps)
+        short = config.sequence_length // length  # rows in the place of one
+        generator = generator_of(config.seed, "needle", self.split, step)
+        batch = needle_rows(config, length, config.batch_size * short, generator).batch
+        chosen = (torch.tensor(rows).unsqueeze(-1) * short + torch.arange(short)).flatten()
+        return Batch(batch.input_ids[chosen], batch.targets[chosen])

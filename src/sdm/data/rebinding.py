@@ -1,0 +1,107 @@
+"""Associative recall with keys that are bound again: does a model forget what no longer holds?
+
+A row binds K keys to values, each of them several times and each time to another value, in random order. Then every key
+is asked for once, and the target is the value that it was bound to last. A memory that adds up what it is told answers
+with a mixture; one that replaces, as the delta rule does, with the last. Tokens 0 ... num_keys - 1 are keys, the others
+values.
+
+Shapes: B rows, K keys, J bindings of a key.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from sdm.data.batch import IGNORED, Batch
+from sdm.data.errors import DataError
+from sdm.data.randomness import fingerprint_of, generator_of
+from sdm.data.recall import pairs_at, ramp
+from sdm.data.task_config import RebindingConfig
+
+
+@dataclass(frozen=True)
+class Rebound:
+    """Rows, and what their keys were bound to before."""
+
+    batch: Batch
+    former_BKJ: Tensor
+    """The values of each queried key but the last, J - 1 of them, in the order of the queries."""
+
+
+def rebinding_rows(
+    config: RebindingConfig, num_pairs: int, num_bindings: int, rows: int, generator: torch.Generator
+) -> Rebound:
+    """`rows` rows of `num_pairs` keys, each bound `num_bindings` times."""
+    if not 1 <= num_pairs <= config.num_keys:
+        raise DataError(f"num_pairs must be between 1 and num_keys = {config.num_keys}, got {num_pairs}")
+    if not 1 <= num_bindings <= config.num_values:
+        raise DataError(f"num_bindings must be between 1 and num_values = {config.num_values}, got {num_bindings}")
+    times, total = num_bindings, num_pairs * num_bindings
+    # The order of random numbers is a random order: the first of it are distinct.
+    keys_BK = torch.rand(rows, config.num_keys, generator=generator).argsort(-1)[:, :num_pairs]
+    drawn = torch.rand(rows, num_pairs, config.num_values, generator=generator).argsort(-1)[..., :times]
+    values_BKJ = drawn + config.num_keys
+    # Which key each binding is of: a random order of J times every key. The j-th of a key takes its j-th value.
+    owner = torch.rand(rows, total, generator=generator).argsort(-1) % num_pairs
+    nth = _occurrence(owner, num_pairs)
+    bound_keys = keys_BK.gather(1, owner)
+    bound_values = values_BKJ.flatten(1).gather(1, owner * times + nth)
+    asked_BK = torch.rand(rows, num_pairs, generator=generator).argsort(-1)
+
+    bindings = torch.stack((bound_keys, bound_values), -1).flatten(1)
+    latest_BK = values_BKJ[..., -1].gather(1, asked_BK)
+    former_BKJ = values_BKJ[..., :-1].gather(1, asked_BK.unsqueeze(-1).expand(-1, -1, times - 1))
+    input_ids = torch.cat((bindings, keys_BK.gather(1, asked_BK)), 1)
+    targets = torch.cat((torch.full_like(bindings, IGNORED), latest_BK), 1)
+    return Rebound(Batch(input_ids, targets), former_BKJ)
+
+
+def _occurrence(owner: Tensor, num_pairs: int) -> Tensor:
+    """How often the key of each binding was bound before it, within its row."""
+    seen = torch.nn.functional.one_hot(owner, num_pairs).cumsum(1)
+    return seen.gather(2, owner.unsqueeze(-1)).squeeze(-1) - 1
+
+
+class Rebinding:
+    """A `BatchSource`. Held-out splits are other rows, all of them with `num_pairs` keys."""
+
+    num_steps = None
+
+    def __init__(self, config: RebindingConfig, split: str = "train", total_steps: int | None = None) -> None:
+        if split == "train" and config.curriculum and (total_steps is None or total_steps < 1):
+            raise DataError("a curriculum needs total_steps, the steps of the whole training")
+        self.config, self.split = config, split
+        self._total_steps = total_steps if split == "train" else None
+
+    @property
+    def batch_size(self) -> int:
+        return self.config.batch_size
+
+    @property
+    def sequence_length(self) -> int:
+        return self.config.num_pairs * (2 * self.config.num_bindings + 1)
+
+    @property
+    def vocab_size(self) -> int:
+        return self.config.num_keys + self.config.num_values
+
+    @property
+    def fingerprint(self) -> str:
+        return fingerprint_of(self.config, self.split, self._total_steps)
+
+    def batch(self, step: int, rows: Sequence[int]) -> Batch:
+        config = self.config
+        pairs, times = config.num_pairs, config.num_bindings
+        if self._total_steps is not None and config.curriculum:
+            pairs = pairs_at(config, step, self._total_steps)
+            times = ramp(1, times, step, self._total_steps)
+        short = max(1, self.sequence_length // (pairs * (2 * times + 1)))  # rows in the place of one
+        # All rows are drawn together, whoever wants some: it is cheap, and so no row depends on the number of ranks.
+        generator = generator_of(config.seed, "rebinding", self.split, step)
+        batch = rebinding_rows(config, pairs, times, config.batch_size * short, generator).batch
+        chosen = (torch.tensor(rows).unsqueeze(-1) * short + torch.arange(short)).flatten()
+        return Batch(batch.input_ids[chosen], batch.targets[chosen])

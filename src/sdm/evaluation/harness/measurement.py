@@ -1,0 +1,240 @@
+"""`sdm eval harness`: the short-context tasks of the paper's table, and any other task of lm-evaluation-harness.
+
+A unit is a question. What it is asked with, and what is made of the answers, is the harness's; what is kept of it is
+what the model answered and its metrics, so that a measurement goes on where it was.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from sdm.data.errors import check_not_negative, check_positive, require
+from sdm.errors import UserError
+from sdm.evaluation.harness.report import harness_report, harness_summary
+from sdm.evaluation.harness.tasks import PAPER, Loaded, load
+from sdm.evaluation.measurement import Measurement, Pairs, Plan, Result, Unit
+from sdm.evaluation.report import Report
+from sdm.evaluation.subject import Subject
+
+UNLIMITED = 2**20  # tokens, for models that have no limit themselves
+QUESTIONS = 16  # at a time
+
+
+@dataclass(frozen=True)
+class Harness(Measurement):
+    """The paper's 15 short-context tasks, and any other task of lm-evaluation-harness (the extra `eval`)."""
+
+    tasks: tuple[str, ...] = tuple(PAPER)
+    """Tasks or groups of the harness, or small: a few questions that come with this package."""
+    data_dir: Path | None = None
+    """A folder of datasets: DATA_DIR/TASK/SPLIT.jsonl, .parquet or saved; docs/evaluation-tasks.md says more."""
+    download: bool = False
+    """Let absent datasets be downloaded from the Hugging Face Hub."""
+    shots: int | None = None
+    """Examples before each question; none: the task's own number."""
+    batch_size: int = 16
+    """Rows that are computed side by side."""
+    run_code: bool = False
+    """Run the programs that the model writes, as humaneval_plus must. They run as you: on a machine with nothing to
+    lose."""
+
+    def __post_init__(self) -> None:
+        check_positive(batch_size=self.batch_size)
+        if self.shots is not None:
+            check_not_negative(shots=self.shots)
+        if not self.tasks:
+            raise UserError("--tasks must name at least one task")
+        if self.data_dir is not None and not self.data_dir.is_dir():
+            raise UserError(f"--data-dir: {self.data_dir} is not a folder")
+
+    def plan(self, subject: Subject) -> Plan:
+        require("lm_eval", "eval", "sdm eval harness")
+        tokenizer = harness_tokenizer(subject)
+        if "humaneval_plus" in self.tasks:
+            self._check_code("humaneval_plus")  # before anything is loaded
+        found = load(
+            dict.fromkeys(self.tasks),
+            self.data_dir,
+            self.download,
+            self.shots,
+            lambda message: print(message, file=sys.stderr),
+        )
+        for loaded in found:
+            if any(getattr(task, "UNSAFE_CODE", False) for task in loaded.parts.values()):
+                self._check_code(loaded.name)
+        units = [
+            Unit(_key(loaded.name, part, number), part, (loaded.name, part, number))
+            for loaded in found
+            for part, task in loaded.parts.items()
+            for number in range(len(task.eval_docs))
+        ]
+        asking = _Asking(subject, tokenizer, found, self.batch_size)
+        return Plan(units, asking, _manifest(found), batch=QUESTIONS)
+
+    def _check_code(self, task: str) -> None:
+        if not self.run_code:
+            raise UserError(
+                f"{task} runs programs that the model writes, as you and without a cage; allow it with --run-code, or "
+                "leave the task out of --tasks"
+            )
+
+    def summary(self, results: Mapping[str, Result]) -> dict[str, Any]:
+        return harness_summary(results)
+
+    def report(self, summaries: Mapping[str, dict[str, Any]]) -> Report:
+        return harness_report(summaries)
+
+    def pairs(self, results: Mapping[str, Result]) -> Pairs:
+        found: Pairs = {}
+        for key, one in results.items():
+            for metric, value in one["metrics"].items():
+                if isinstance(value, (int, float)) and metric not in one["aggregation"]:
+                    found.setdefault(f"{one['task']}, {metric}", {})[key] = (float(value), 1.0)
+        return found
+
+
+def harness_tokenizer(subject: Subject) -> Any:
+    """The tokenizer as transformers knows it, which the harness asks for."""
+    from transformers import AutoTokenizer
+
+    from sdm.files import explained
+
+    _ = subject.tokenizer  # or why there is none
+    with explained(f"cannot load the tokenizer in {subject.tokenizer_folder}"):
+        return AutoTokenizer.from_pretrained(subject.tokenizer_folder, local_files_only=True)
+
+
+class _Asking:
+    """Asks a model the questions of some tasks."""
+
+    def __init__(self, subject: Subject, tokenizer: Any, tasks: Sequence[Loaded], batch_size: int) -> None:
+        from sdm.evaluation.harness.model import HarnessModel
+
+        self._questions = {part: Questions(task) for loaded in tasks for part, task in loaded.parts.items()}
+        self._model = HarnessModel(subject.model, tokenizer, batch_size, subject.context_limit or UNLIMITED)
+
+    def __call__(self, units: Sequence[Unit]) -> Iterator[Result]:
+        name, part, _ = units[0].payload
+        questions = self._questions[part]
+        asked = [questions[unit.payload[2]] for unit in units]
+        answer(self._model, [request for requests in asked for request in requests])
+        for requests in asked:
+            yield {"task": name, "part": part, **questions.judged(requests)}
+
+
+class Questions:
+    """The requests of a task's documents, made when they are asked for.
+
+    Examples are drawn one document after the other, as the harness does it: what a document gets does not depend on
+    which are measured.
+    """
+
+    def __init__(self, task: Any) -> None:
+        self.task = task
+        self._made: list[list[Any]] = []
+        self._documents = iter(task.doc_iterator())
+        self.aggregation = _aggregation(task)
+
+    def __getitem__(self, number: int) -> list[Any]:
+        task = self.task
+        while len(self._made) <= number:
+            place, document = next(self._documents)
+            context = task.fewshot_context(
+                document,
+                num_fewshot=task.config.num_fewshot or 0,
+                system_instruction=None,
+                apply_chat_template=False,
+                fewshot_as_multiturn=False,
+                chat_template=None,
+                gen_prefix=task.doc_to_prefix(document),
+            )
+            made = task.construct_requests(
+                doc=document,
+                ctx=context,
+                metadata=(task.config.task, place, task.config.repeats),
+                apply_chat_template=False,
+                chat_template=None,
+            )
+            self._made.append(made if isinstance(made, list) else [made])
+        return self._made[number]
+
+    def judged(self, requests: Sequence[Any]) -> Result:
+        """Metrics by their name and filter, from requests that have been answered."""
+        task = self.task
+        task._instances = list(requests)
+        task.apply_filters()
+        metrics: dict[str, Any] = {}
+        for name in requests[0].filtered_resps:
+            answers = [request.filtered_resps[name] for request in requests]
+            for metric, value in task.process_results(requests[0].doc, answers).items():
+                metrics[metric_name(metric, name)] = _plain(value)
+        how = {metric: self.aggregation.get(metric.split(",")[0], "mean") for metric in metrics}
+        return {
+            "metrics": metrics,
+            "aggregation": {metric: name for metric, name in how.items() if name != "mean"},
+            "answers": [_plain(request.resps[0]) for request in requests],
+        }
+
+
+def answer(model: Any, requests: Sequence[Any]) -> None:
+    """Let the model answer requests of one or more kinds."""
+    kinds: dict[str, list[Any]] = {}
+    for request in requests:
+        request.resps, request.filtered_resps = [], {}
+        kinds.setdefault(request.request_type, []).extend([request] * request.repeats)
+    for kind, asked in kinds.items():
+        for request, found in zip(asked, getattr(model, kind)(asked, disable_tqdm=True), strict=True):
+            request.resps.append(found)
+
+
+def metric_name(metric: str, filter_name: str) -> str:
+    """As the harness calls it, less the filter that does nothing."""
+    return metric if filter_name == "none" else f"{metric},{filter_name}"
+
+
+def _aggregation(task: Any) -> dict[str, str]:
+    """The names of the functions that make one number of the values of a metric."""
+    from lm_eval.api.registry import AGGREGATION_REGISTRY
+
+    names = {function: name for name, function in AGGREGATION_REGISTRY.items()}
+    found = {}
+    for metric, function in task.aggregation().items():
+        if function not in names:
+            raise UserError(f"{task.config.task}: how {metric} is put together is not known by a name")
+        found[metric] = names[function]
+    return found
+
+
+def _plain(value: Any) -> Any:
+    """As JSON has it."""
+    if isinstance(value, (list, tuple)):
+        return [_plain(one) for one in value]
+    return value.item() if hasattr(value, "item") else value
+
+
+def _key(name: str, part: str, number: int) -> str:
+    return f"{name}/{number}" if name == part else f"{name}/{part}/{number}"
+
+
+def _manifest(tasks: Sequence[Loaded]) -> dict[str, Any]:
+    """What is asked: documents by their checksum, and how."""
+    import lm_eval
+
+    found = {}
+    for loaded in tasks:
+        for part, task in loaded.parts.items():
+            digest = hashlib.sha256()
+            for document in task.eval_docs:
+                digest.update(json.dumps(document, sort_keys=True, default=str).encode())
+            found[part] = {
+                "shots": task.config.num_fewshot or 0,
+                "documents": len(task.eval_docs),
+                "sha256": digest.hexdigest(),
+            }
+    return {"harness": lm_eval.__version__, "tasks": found}

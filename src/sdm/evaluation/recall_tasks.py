@@ -1,0 +1,236 @@
+"""The tasks that `sdm eval recall` asks: rows of tokens with answers that only the row, or training, can give.
+
+A task has sizes, by which it gets harder: the number of pairs, or the length of a row. A row is a function of the size
+and its number, and so the same for every model.
+"""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import Any, Literal, get_args
+
+from torch import Tensor
+
+from sdm.data.batch import Batch
+from sdm.data.config import CorpusConfig, DataConfig, NeedleConfig, RebindingConfig, TaskConfig
+from sdm.data.mad import MAD
+from sdm.data.mqar import MQAR
+from sdm.data.needle import needle_rows
+from sdm.data.published_config import MADTask, MADTaskConfig, MQARTaskConfig
+from sdm.data.randomness import generator_of
+from sdm.data.rebinding import rebinding_rows
+from sdm.data.recall import recall_batch
+from sdm.data.synthetic import Synthetic
+from sdm.data.task_config import RecallConfig, SyntheticConfig, SyntheticTask
+from sdm.errors import UserError
+from sdm.run.config_file import to_json
+
+PAIRS = (16, 32, 64, 128, 256, 512)
+BOUND_PAIRS = (4, 8, 16, 32, 64, 128)
+LENGTHS = tuple(64 * 2**step for step in range(12))
+BEYOND = 4  # times the length that was trained on, to which needles are hidden
+PUBLISHED_ROWS = {"mqar": 1000, "mad": 1280}  # held-out rows of the published comparisons
+TEXT_NEEDLE = "text-needle"
+
+Axis = Literal["pairs to keep apart (K)", "tokens of a row"]
+
+
+@dataclass(frozen=True)
+class Row:
+    """A row and its answers."""
+
+    batch: Batch
+    """One row."""
+    depth: Tensor | None = None
+    """Of each answer: how far into the row it stood, from 0 to 1."""
+    former: Tensor | None = None
+    """Of each answer: those that once were right."""
+
+
+@dataclass(frozen=True)
+class Size:
+    number: int
+    """Pairs, or tokens."""
+    length: int
+    """Tokens of a row."""
+    answers: int
+    """Of a row, on average."""
+
+
+@dataclass(frozen=True)
+class Task:
+    name: str
+    title: str
+    vocab_size: int
+    axis: Axis
+    sizes: tuple[Size, ...]
+    row: Callable[[Size, int], Row]
+    data: dict[str, Any]
+    """What identifies the rows."""
+    rows: int | None = None
+    """Rows at each size; None: as many as the wanted number of answers takes."""
+
+
+def task_of(config: TaskConfig, sizes: tuple[int, ...], seed: int) -> Task:
+    """The task of a configuration, at the sizes given or its own."""
+    return _TASKS[type(config)](config, sizes, seed)
+
+
+def default_config(name: str) -> TaskConfig:
+    """What a task is by itself, whatever a model was trained on."""
+    if name not in _DEFAULTS:
+        near = difflib.get_close_matches(name, [*_DEFAULTS, TEXT_NEEDLE], 3, 0.5)
+        hint = f"did you mean {' or '.join(near)}?" if near else f"there are {', '.join([*_DEFAULTS, TEXT_NEEDLE])}"
+        raise UserError(f"--task: there is no task {name!r}; {hint}")
+    return _DEFAULTS[name]
+
+
+def name_of(config: DataConfig) -> str:
+    """What a task is called."""
+    if isinstance(config, CorpusConfig):
+        return "text"
+    if isinstance(config, MADTaskConfig):
+        return f"mad-{config.task}"
+    if isinstance(config, SyntheticConfig):
+        return f"synthetic-{config.task}"
+    kinds: dict[type, str] = {
+        RecallConfig: "recall",
+        RebindingConfig: "rebinding",
+        NeedleConfig: "needle",
+        MQARTaskConfig: "mqar",
+    }
+    return kinds[type(config)]
+
+
+_CONFIGS: tuple[TaskConfig, ...] = (
+    RecallConfig(),
+    RebindingConfig(),
+    NeedleConfig(),
+    MQARTaskConfig(),
+    *(MADTaskConfig(task) for task in get_args(MADTask)),
+    *(SyntheticConfig(task) for task in get_args(SyntheticTask)),
+)
+_DEFAULTS = {name_of(config): config for config in _CONFIGS}
+
+
+def _recall(config: RecallConfig, sizes: tuple[int, ...], seed: int) -> Task:
+    found = []
+    for pairs in _allowed("recall", sizes, PAIRS, config.num_keys, "num_keys"):
+        asked = min(config.num_queries or pairs, pairs)
+        found.append(Size(pairs, 2 * pairs + asked, asked))
+    one = replace(config, batch_size=1)
+
+    def row(size: Size, number: int) -> Row:
+        return Row(recall_batch(one, size.number, generator_of(seed, "eval recall", size.number, number)))
+
+    keys = {"num_keys": config.num_keys, "num_values": config.num_values, "num_queries": config.num_queries}
+    vocabulary = config.num_keys + config.num_values
+    return Task("recall", "Associative recall", vocabulary, "pairs to keep apart (K)", tuple(found), row, keys)
+
+
+def _rebinding(config: RebindingConfig, sizes: tuple[int, ...], seed: int) -> Task:
+    times = config.num_bindings
+    allowed = _allowed("rebinding", sizes, BOUND_PAIRS, config.num_keys, "num_keys")
+
+    def row(size: Size, number: int) -> Row:
+        generator = generator_of(seed, "eval rebinding", size.number, times, number)
+        made = rebinding_rows(config, size.number, times, 1, generator)
+        return Row(made.batch, former=made.former_BKJ[0])
+
+    return Task(
+        "rebinding",
+        f"Recall of the last of {times} values",
+        config.num_keys + config.num_values,
+        "pairs to keep apart (K)",
+        tuple(Size(pairs, pairs * (2 * times + 1), pairs) for pairs in allowed),
+        row,
+        {"num_keys": config.num_keys, "num_values": config.num_values, "num_bindings": times},
+    )
+
+
+def _needle(config: NeedleConfig, sizes: tuple[int, ...], seed: int) -> Task:
+    own = [length for length in LENGTHS if length <= BEYOND * config.sequence_length]
+    least = 3 * config.num_needles
+    for length in sizes:
+        if length < least:
+            raise UserError(f"--sizes: a row of {config.num_needles} needles has at least {least} tokens, got {length}")
+    lengths = sizes or tuple(length for length in own if length >= least) or (config.sequence_length,)
+
+    def row(size: Size, number: int) -> Row:
+        made = needle_rows(config, size.number, 1, generator_of(seed, "eval needle", size.number, number))
+        return Row(made.batch, depth=made.depth_BK[0])
+
+    names = ("num_needles", "num_keys", "num_values", "num_fillers")
+    return Task(
+        "needle",
+        f"{config.num_needles} needles in a haystack of tokens",
+        config.num_keys + config.num_values + config.num_fillers,
+        "tokens of a row",
+        tuple(Size(length, length, config.num_needles) for length in lengths),
+        row,
+        {name: getattr(config, name) for name in names},
+    )
+
+
+def _mqar(config: MQARTaskConfig, sizes: tuple[int, ...], seed: int) -> Task:
+    lengths = {pairs: length for length, pairs in config.test_segments}
+    unknown = [pairs for pairs in sizes if pairs not in lengths]
+    if unknown:
+        raise UserError(f"--sizes: MQAR is held out with {', '.join(map(str, lengths))} pairs, got {unknown[0]}")
+    # Rows of a held-out batch are functions of its step, and the step of the segment.
+    steps = {pairs: step for step, (_, pairs) in enumerate(config.test_segments)}
+    source = MQAR(replace(config, seed=config.seed + seed - 1), "test")
+
+    def row(size: Size, number: int) -> Row:
+        return Row(source.batch(steps[size.number], [number]))
+
+    data = {name: to_json(getattr(config, name)) for name in ("vocab_size", "power", "random_filler", "seed")}
+    return Task(
+        "mqar",
+        "MQAR",
+        config.vocab_size,
+        "pairs to keep apart (K)",
+        tuple(Size(pairs, lengths[pairs], pairs) for pairs in sizes or lengths),
+        row,
+        data | {"test_segments": to_json(config.test_segments)},
+        rows=PUBLISHED_ROWS["mqar"],
+    )
+
+
+def _held_out(config: MADTaskConfig | SyntheticConfig, sizes: tuple[int, ...], seed: int) -> Task:
+    """A task of one size: other rows of what was trained on."""
+    if sizes:
+        raise UserError(f"--sizes: {name_of(config)} has one size, that of its rows")
+    published = isinstance(config, MADTaskConfig)
+    source = MAD(config, "test") if isinstance(config, MADTaskConfig) else Synthetic(config, "test")
+
+    def row(size: Size, number: int) -> Row:
+        # In memorization the seed is part of the task: only the place of a row may change.
+        return Row(source.batch(seed - 1, [number]))
+
+    answers = source.batch(seed - 1, range(8)).num_targets // 8
+    data = {key: value for key, value in to_json(config).items() if key not in ("kind", "batch_size")}
+    kind = "MAD" if published else "synthetic"
+    size = Size(source.sequence_length, source.sequence_length, max(answers, 1))
+    title, rows = f"{kind}: {config.task}", PUBLISHED_ROWS["mad"] if published else None
+    return Task(name_of(config), title, source.vocab_size, "tokens of a row", (size,), row, data, rows)
+
+
+_TASKS: dict[type, Callable[[Any, tuple[int, ...], int], Task]] = {
+    RecallConfig: _recall,
+    RebindingConfig: _rebinding,
+    NeedleConfig: _needle,
+    MQARTaskConfig: _mqar,
+    MADTaskConfig: _held_out,
+    SyntheticConfig: _held_out,
+}
+
+
+def _allowed(task: str, sizes: tuple[int, ...], own: tuple[int, ...], most: int, field: str) -> list[int]:
+    """Numbers of pairs that there are keys for."""
+    for pairs in sizes:
+        if not 1 <= pairs <= most:
+            raise UserError(f"--sizes: {task} has between 1 and {field} = {most} pairs, got {pairs}")
+    return [*sizes] or [pairs for pairs in own if pairs <= most] or [most]
