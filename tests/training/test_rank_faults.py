@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import os
 import random
 import signal
@@ -39,8 +40,6 @@ with ending_with_one_message():
 
 def prepare(folder: Path, config: TrainConfig) -> list[str]:
     """The program of a rank, and what it trains."""
-    import json
-
     (folder / "program.py").write_text(CODE)
     (folder / "config.json").write_text(json.dumps(to_json(config)))
     return [str(folder / "program.py"), str(folder / "config.json")]
@@ -57,7 +56,7 @@ def launched(ranks: int, options: list[str], arguments: list[str]) -> Iterator[s
     finally:
         with contextlib.suppress(ProcessLookupError):
             os.killpg(process.pid, signal.SIGKILL)
-        process.wait()
+        process.communicate()
 
 
 def children(parent: int) -> dict[int, int]:
@@ -67,7 +66,7 @@ def children(parent: int) -> dict[int, int]:
         with contextlib.suppress(OSError, ValueError, IndexError):
             if int((folder / "stat").read_text().rsplit(")", 1)[1].split()[1]) == parent:
                 environment = dict(
-                    entry.split("=", 1) for entry in (folder / "environ").read_text().split("\\0") if "=" in entry
+                    entry.split("=", 1) for entry in (folder / "environ").read_text().split("\0") if "=" in entry
                 )
                 found[int(environment["RANK"])] = int(folder.name)
     return found
@@ -133,12 +132,13 @@ def test_five_kills(tmp_path: Path) -> None:
 
 def test_a_lost_machine_leaves_fewer_ranks(tmp_path: Path) -> None:
     """Streams of five rows on three ranks, then on two: the same batches, each row with its state."""
+    sections = long_run(40)
     config = text_run(
         tmp_path,
         "stream",
-        schedule=ScheduleConfig(steps=40, warmup=2),
-        checkpoint=CheckpointConfig(every=2),
-        monitor=MonitorConfig(log_every=1, memory_every=0, validation_batches=0, display="none"),
+        schedule=sections.schedule,
+        checkpoint=sections.checkpoint,
+        monitor=sections.monitor,
     )
     config = replace(config, data=replace(config.data, batch_size=5))
     arguments = prepare(tmp_path, config)
