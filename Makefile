@@ -10,7 +10,7 @@ PYTEST := $(BIN)/python -m pytest --numprocesses auto --maxprocesses 4
 NATIVE := CMakeLists.txt src/sdm/native/CMakeLists.txt $(wildcard $(foreach f,* */*,src/sdm/native/$(f).cpp src/sdm/native/$(f).h))
 
 .DEFAULT_GOAL := help
-.PHONY: help setup run test test-slow triton-test sanitize bench check format clean
+.PHONY: help setup run test test-slow triton-test sanitize bench triton-aot check format clean
 
 help: ## list the targets
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 14
@@ -49,8 +49,11 @@ sanitize: setup ## run the C++ core under AddressSanitizer + UBSan and ThreadSan
 	PATH="$(CURDIR)/$(BIN):$$PATH" tests/native/sanitize.sh $(CASES)
 
 bench: setup ## run the benchmarks (minutes, on an idle machine) and write the table of docs/performance.md
-	for file in $(filter-out benchmarks/table.py,$(wildcard benchmarks/[a-z]*.py)); do $(BIN)/python $$file || exit 1; done
+	for file in $(filter-out benchmarks/table.py benchmarks/gpu.py benchmarks/triton_%.py,$(wildcard benchmarks/[a-z]*.py)); do $(BIN)/python $$file || exit 1; done
 	$(BIN)/python benchmarks/table.py
+
+triton-aot: setup ## compile the kernels for GPUs that are not here, and write what they take into docs/performance.md
+	$(BIN)/python -m benchmarks.triton_aot
 
 check: setup ## lint, formatting and types
 	$(BIN)/ruff check

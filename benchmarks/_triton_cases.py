@@ -1,0 +1,82 @@
+"""The calls of a ladder level on tensors without memory, whose launches can be recorded at any size.
+
+d width, H heads, N slots of D channels, W = R = 64; see the paper's table of scaling ladder configurations.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+from torch import Tensor
+
+from sdm import ops
+from sdm.models.ladder import LEVELS
+from sdm.ops.triton.launch import Launch, record
+
+ACCESSES = 64
+DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
+
+
+def sizes(level: int) -> tuple[int, int, int]:
+    """H, sqrt(N) and D."""
+    width, heads = LEVELS[level].hidden_size, LEVELS[level].num_memory_heads
+    return heads, width // (4 * heads), width // heads
+
+
+def _tokens(lead: tuple[int, ...], channels: int, dtype: torch.dtype, grad: bool) -> list[Tensor]:
+    """In the order of the op. Gates are float32, as the layers compute them."""
+
+    def floats(*shape: int, dtype: torch.dtype = dtype) -> Tensor:
+        return torch.empty(*lead, *shape, dtype=dtype, device="meta", requires_grad=grad)
+
+    def index() -> Tensor:
+        return torch.empty(*lead, ACCESSES, dtype=torch.int64, device="meta")
+
+    gates = [floats(dtype=torch.float32) for _ in range(2)]
+    weights = [floats(ACCESSES, dtype=torch.float32) for _ in range(2)]
+    return [index(), weights[0], floats(channels), *gates, index(), weights[1]]
+
+
+def topk(level: int, dtype: torch.dtype, time: int = 2048) -> None:
+    heads, n, _ = sizes(level)
+    scores = torch.empty(1, time, heads, 2 * n, dtype=dtype, device="meta", requires_grad=True)
+    ops.product_key_topk(scores, ACCESSES, backend="triton")[0].sum().backward()
+
+
+def rule(level: int, dtype: torch.dtype, time: int = 2048, update: str = "delta", training: bool = True) -> None:
+    """With a learned initial table of this dtype."""
+    heads, n, channels = sizes(level)
+    tokens = _tokens((1, time, heads), channels, dtype, training)
+    table = torch.empty(heads, n * n, channels, dtype=dtype, device="meta", requires_grad=training)
+    y, final = ops.sparse_delta_rule(
+        *tokens, initial_state=table, output_final_state=True, update=update, backend="triton"
+    )
+    if training:
+        assert final is not None
+        (y.float().sum() + final.float().sum()).backward()
+
+
+def step(level: int, dtype: torch.dtype) -> None:
+    heads, n, channels = sizes(level)
+    state = torch.empty(1, heads, n * n, channels, dtype=dtype, device="meta")
+    ops.sparse_delta_step_(state, *_tokens((1, heads), channels, dtype, False), backend="triton")
+
+
+def launches_of(call: Callable[[], None]) -> list[Launch]:
+    with record() as launches:
+        call()
+    return launches
+
+
+def calls(level: int, dtype: torch.dtype) -> dict[str, Callable[[], None]]:
+    """Everything that a model of this level asks of the ops."""
+    selection: dict[str, Callable[[], None]] = {"top-k": lambda: topk(level, dtype)}
+    if "triton" not in ops.available_backends():
+        return selection
+    return selection | {
+        "rule": lambda: rule(level, dtype),
+        "rule, slot": lambda: rule(level, dtype, update="slot"),
+        "rule, no gradients": lambda: rule(level, dtype, training=False),
+        "step": lambda: step(level, dtype),
+    }
