@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -9,10 +10,11 @@ import matplotlib.pyplot as plt
 from matplotlib.artist import Artist
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
+from matplotlib.ticker import FuncFormatter, NullLocator
 from rich import box
 from rich.table import Table as RichTable
 
-from sdm.analysis.run_figures import COLORS, doubling, new_axes, save
+from sdm.analysis.run_figures import COLORS, new_axes, save
 from sdm.evaluation.report import Chart, Grid, Table
 
 COLUMNS = 5  # of a grid
@@ -92,13 +94,35 @@ def _curves(axes: Axes, chart: Chart) -> None:
             lows, highs = ([scale * float(value or 0) for value in side] for side in (low, high))
             axes.fill_between(ends, lows, highs, color=color, alpha=0.2, linewidth=0, zorder=order - 1)
     if chart.log_x:
-        doubling(axes, sorted({point.x for points in chart.curves.values() for point in points}))
+        ticks = _doublings(sorted({point.x for points in chart.curves.values() for point in points}))
+        axes.set_xscale("log", base=2)
+        axes.set_xticks(ticks, [_short(tick) for tick in ticks])
+        axes.xaxis.set_minor_locator(NullLocator())
     if chart.log_y:
         axes.set_yscale("log")
+        for axis in (axes.yaxis.set_major_formatter, axes.yaxis.set_minor_formatter):
+            axis(FuncFormatter(lambda value, place: f"{value:g}"))
     if chart.percent:
         axes.set_ylim(0, 103)
         axes.yaxis.set_major_formatter("{x:.0f}%")
     axes.set_title(chart.title)
+
+
+def _doublings(values: Sequence[float]) -> list[float]:
+    """The values themselves, if they are few whole ones; else powers of two among them, no more than can be read."""
+    if len(values) <= 8 and all(value == round(value) for value in values):
+        return list(values)
+    low, high = math.ceil(math.log2(values[0])), math.floor(math.log2(values[-1]))
+    step = max(1, math.ceil((high - low + 1) / 8))
+    return [2.0**exponent for exponent in range(low, high + 1, step)] or list(values)
+
+
+def _short(value: float) -> str:
+    """512, 32k, 1M."""
+    for size, unit in ((2**20, "M"), (2**10, "k")):
+        if value >= size and value % size == 0:
+            return f"{value / size:g}{unit}"
+    return f"{value:g}"
 
 
 def draw_all(charts: Sequence[Chart | Grid], folder: Path) -> list[Path]:

@@ -25,7 +25,7 @@ def recall_figure(accuracy: Mapping[str, Mapping[int, float]], trained_to: int) 
         values = [100 * value for value in points.values()]
         axes.plot(list(points), values, "o-", color=color, label=name, zorder=3 - 0.1 * place)
     axes.axvline(trained_to, color="black", linewidth=0.8, linestyle=":", label=f"trained to K = {trained_to}")
-    doubling(axes, sorted({pairs for points in accuracy.values() for pairs in points}))
+    _doubling(axes, sorted({pairs for points in accuracy.values() for pairs in points}))
     axes.set_ylim(0, 103)
     axes.yaxis.set_major_formatter("{x:.0f}%")
     axes.legend()
@@ -39,7 +39,7 @@ def position_figure(bins: Mapping[str, Sequence[tuple[int, int, float, float]]])
         middle = [(start + stop) / 2 for start, stop, _, _ in rows]
         means, errors = [row[2] for row in rows], [row[3] for row in rows]
         axes.errorbar(middle, means, errors, fmt="o-", color=color, capsize=3, label=name)
-    doubling(axes, sorted({stop for rows in bins.values() for _, stop, _, _ in rows}))
+    _doubling(axes, sorted({stop for rows in bins.values() for _, stop, _, _ in rows}))
     axes.legend()
     return figure
 
@@ -65,10 +65,10 @@ def save(figure: Figure, path: Path) -> Path:
     return path
 
 
-def doubling(axes: Axes, ticks: Sequence[float]) -> None:
+def _doubling(axes: Axes, ticks: Sequence[int]) -> None:
     """A logarithmic x axis with these numbers written out."""
     axes.set_xscale("log", base=2)
-    axes.set_xticks(ticks, [f"{tick:.0f}" for tick in ticks])
+    axes.set_xticks(ticks, [str(tick) for tick in ticks])
 
 
 def new_axes(x: str, y: str) -> tuple[Figure, Axes]:

@@ -110,7 +110,9 @@ class CompareOptions(Command):
         if len(self.results) < 2:
             raise UserError("compare takes two results or more")
         found = [read_results(path) for path in self.results]
-        names = distinct_names([Path(one.subject["path"]) for one in found])
+        models = [Path(one.subject["path"]) for one in found]
+        # One model may have been measured twice, as a run that was trained on.
+        names = distinct_names(models if len(set(models)) == len(models) else list(self.results))
         measurement = from_json(find(found[0].measurement), found[0].settings, "settings")
         report_results(measurement, list(zip(names, found, strict=True)), self.output)
 

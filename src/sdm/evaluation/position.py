@@ -138,22 +138,13 @@ class Position(TextMeasurement):
         }
 
     def report(self, summaries: Mapping[str, dict[str, Any]]) -> Report:
-        return Report(
-            [_table(summaries)],
-            [
-                _chart("position", "Likelihood by position", "nats per token", summaries, "nll", "low", "high"),
-                _chart("perplexity", "Perplexity by position", "perplexity", summaries, "nll", "low", "high", math.exp),
-                _chart(
-                    "context-gain",
-                    "What the context beyond the local layers' reach brings",
-                    "context gain (nats per token)",
-                    summaries,
-                    "gain",
-                    "gain_low",
-                    "gain_high",
-                ),
-            ],
-        )
+        gain = "What the context beyond the local layers' reach brings"
+        charts = [
+            _chart("position", "Likelihood by position", "nats per token", summaries),
+            _chart("perplexity", "Perplexity by position", "perplexity", summaries, scale=math.exp),
+            _chart("context-gain", gain, "context gain (nats per token)", summaries, ("gain", "gain_low", "gain_high")),
+        ]
+        return Report([_table(summaries)], charts)
 
     def pairs(self, results: Mapping[str, Result]) -> Pairs:
         pairs: Pairs = {}
@@ -331,18 +322,17 @@ def _chart(
     title: str,
     label: str,
     summaries: Mapping[str, dict[str, Any]],
-    value: str,
-    low: str,
-    high: str,
+    keys: tuple[str, str, str] = ("nll", "low", "high"),
     scale: Callable[[float], float] = lambda x: x,
 ) -> Chart:
     def point(one: dict[str, Any]) -> Point:
-        numbers = (None if one[key] is None else scale(one[key]) for key in (value, low, high))
-        middle = math.sqrt(max(one["start"], one["stop"] / 4) * one["stop"])
-        return Point(middle, *numbers)  # type: ignore[arg-type]
+        y, low, high = (None if one[key] is None else scale(one[key]) for key in keys)
+        assert y is not None
+        return Point(math.sqrt(max(one["start"], one["stop"] / 4) * one["stop"]), y, low, high)
 
     curves = {
-        model: [point(one) for one in summary["positions"] if value in one] for model, summary in summaries.items()
+        model: [point(one) for one in summary["positions"] if keys[0] in one] for model, summary in summaries.items()
     }
     curves = {model: points for model, points in curves.items() if points}
-    return Chart(name, title, "position in the document (tokens)", label, curves, log_x=True)
+    y = f"{label}, with 95% interval"
+    return Chart(name, title, "position in the document (tokens)", y, curves, log_x=True)
