@@ -334,5 +334,6 @@ def _chart(
         model: [point(one) for one in summary["positions"] if keys[0] in one] for model, summary in summaries.items()
     }
     curves = {model: points for model, points in curves.items() if points}
-    y = f"{label}, with 95% interval"
-    return Chart(name, title, "position in the document (tokens)", y, curves, log_x=True)
+    if any(point.low is not None for points in curves.values() for point in points):  # one document has no interval
+        label = f"{label}, with 95% interval"
+    return Chart(name, title, "position in the document (tokens)", label, curves, log_x=True)
