@@ -65,7 +65,7 @@ def draw_grid(grid: Grid) -> Figure:
         shown |= dict(zip(*reversed(axes.get_legend_handles_labels()), strict=True))
     if any(chart.log_x for chart in grid.charts):
         ticks = sorted({point.x for chart in grid.charts for points in chart.curves.values() for point in points})
-        doubling(cells.flat[0], ticks)
+        cells.flat[0].set_xscale("log", base=2)
         for axes in cells.flat:
             axes.set_xticks(ticks, [_short(tick) for tick in ticks], rotation=45 if len(ticks) > 5 else 0)
     figure.suptitle(grid.title)
@@ -115,14 +115,6 @@ def _doublings(values: Sequence[float]) -> list[float]:
     low, high = math.ceil(math.log2(values[0])), math.floor(math.log2(values[-1]))
     step = max(1, math.ceil((high - low + 1) / 8))
     return [2.0**exponent for exponent in range(low, high + 1, step)] or list(values)
-
-
-def _short(value: float) -> str:
-    """512, 32k, 1M."""
-    for size, unit in ((2**20, "M"), (2**10, "k")):
-        if value >= size and value % size == 0:
-            return f"{value / size:g}{unit}"
-    return f"{value:g}"
 
 
 def draw_all(charts: Sequence[Chart | Grid], folder: Path) -> list[Path]:
