@@ -10,7 +10,7 @@ from torch import Tensor
 
 from sdm.ops.checks import mark_changed
 from sdm.ops.sparse_delta_rule.inputs import Tokens
-from sdm.ops.sparse_delta_rule.triton.layout import BACKWARD_TILE, FORWARD_TILE, Layout, power
+from sdm.ops.sparse_delta_rule.triton.layout import BACKWARD, FORWARD, Layout, power
 from sdm.ops.triton.launch import launch
 
 PARTS = 256 << 20  # bytes that backward's parts of the gradients of weights and gates may take at once
@@ -54,8 +54,8 @@ class Problem(NamedTuple):
             "R": self.tokens.read_index.shape[-1],
         }
 
-    def layout(self, tile: int) -> Layout:
-        return Layout.of(self.sizes["W"], self.sizes["R"], self.tokens.value.shape[-1], tile)
+    def layout(self, limits: tuple[int, int]) -> Layout:
+        return Layout.of(self.sizes["W"], self.sizes["R"], self.tokens.value.shape[-1], limits)
 
     @property
     def options(self) -> dict[str, bool]:
@@ -133,7 +133,7 @@ def prepare(problem: Problem, layout: Layout) -> Links:
         J=layout.J,
         PER_WRITE=problem.per_write,
         **problem.options,
-        num_warps=max(min(layout.J // 256, 8), 1),
+        num_warps=max(min(layout.J // 128, 4), min(layout.J // 512, 16), 1),
     )
     return links
 
@@ -143,7 +143,7 @@ def forward(problem: Problem, table_dtype: torch.dtype | None = None) -> tuple[T
     from sdm.ops.sparse_delta_rule.triton.forward import forward_kernel
 
     problem = problem.prepared()
-    tokens, layout, dtype = problem.tokens, problem.layout(FORWARD_TILE), problem.dtype
+    tokens, layout, dtype = problem.tokens, problem.layout(FORWARD), problem.dtype
     table = problem.table(problem.initial_state, table_dtype or dtype)
     y, residual = torch.empty_like(tokens.value), torch.empty_like(tokens.value, dtype=dtype)
     if y.numel() == 0:
@@ -202,7 +202,7 @@ def backward(
     from sdm.ops.sparse_delta_rule.triton.reduce import reduce_kernel
 
     problem = problem.prepared()
-    tokens, layout, dtype, sizes = problem.tokens, problem.layout(BACKWARD_TILE), problem.dtype, problem.sizes
+    tokens, layout, dtype, sizes = problem.tokens, problem.layout(BACKWARD), problem.dtype, problem.sizes
     value, cu_seqlens = tokens.value, problem.cu_seqlens
     batch, time, heads, channels = value.shape
     streams, slabs, C = problem.sequences * heads, -(-channels // layout.S), layout.C

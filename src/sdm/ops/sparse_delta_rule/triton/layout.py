@@ -5,10 +5,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 CHUNK = 16  # tokens at most
-SORTED = 1024  # accesses of a chunk, where it has more than one token
 LONGEST = 16384  # accesses of a token
-FORWARD_TILE = 8192  # numbers of the memory that a program keeps in registers
-BACKWARD_TILE = 4096
+# Accesses of a chunk, where it has more than one token, and numbers of the memory that a program keeps in registers.
+# Backward keeps more of them per row, and twice as much would not fit.
+FORWARD = (1024, 8192)
+BACKWARD = (512, 2048)
 
 
 def power(x: int) -> int:
@@ -29,11 +30,12 @@ class Layout:
     warps: int
 
     @staticmethod
-    def of(writes: int, reads: int, channels: int, tile: int) -> Layout:
+    def of(writes: int, reads: int, channels: int, limits: tuple[int, int]) -> Layout:
+        accesses, tile = limits
         WP, RP = power(writes), power(reads)
         C = CHUNK
-        while C > 1 and C * (WP + RP) > SORTED:
+        while C > 1 and accesses < C * (WP + RP):
             C //= 2
         S = max(min(tile // (C * WP), 32, power(channels)), 2)
-        RB = max(min(RP, 2048 // (C * S)), 1)
-        return Layout(C, WP, RP, power(C * (WP + RP)), S, RB, max(min(C * WP * S // 512, 8), 1))
+        RB = min(RP, 16)
+        return Layout(C, WP, RP, power(C * (WP + RP)), S, RB, max(min(C * WP * S // 256, 8), 1))
