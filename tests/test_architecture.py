@@ -23,16 +23,20 @@ MAY_IMPORT: dict[str, set[str]] = {
     "layers": {"ops"},
     "data": {"errors", "files"},
     "models": {"layers", "ops", "errors", "files"},
-    "parallel": {"layers", "ops"},
+    "parallel": {"models", "layers", "ops"},
     "run": {"models", "layers", "ops", "data", "errors", "files", "ending", "ranks"},
     "training": {
         *("parallel", "run", "models", "layers", "ops", "data"),
         *("__version__", "errors", "files", "ending", "ranks"),
     },
+    "plan": {"parallel", "run", "models", "layers"},
     "evaluation": {"run", "models", "layers", "ops", "data", "errors", "files", "ranks"},
-    "analysis": {"evaluation", "run", "models", "layers", "ops", "data", "files"},
+    "analysis": {"plan", "evaluation", "run", "models", "layers", "ops", "data", "files"},
     "recipes": {"training", "run", "models", "layers", "ops", "data"},
-    "experiments": {"recipes", "training", "run", "evaluation", "analysis", "models", "ops", "data", "files", "ending"},
+    "experiments": {
+        *("plan", "recipes", "training", "run", "evaluation", "analysis", "models", "ops", "data"),
+        *("errors", "files", "ending"),
+    },
     "cli": {
         *("experiments", "recipes", "training", "run", "evaluation", "analysis", "models", "ops", "data"),
         *("__version__", "errors", "files", "ending", "ranks"),

@@ -16,6 +16,7 @@ from sdm.cli.figure import Figure
 from sdm.cli.generate import Generate
 from sdm.cli.info import Info
 from sdm.cli.ladder import Ladder
+from sdm.cli.plan import Plan
 from sdm.cli.reproduce import Reproduce
 from sdm.cli.ruler import Ruler
 from sdm.cli.tokenizer import Tokenizer
@@ -30,6 +31,7 @@ COMMANDS: dict[str, Any] = {
     "tokenizer": Tokenizer,
     "reproduce": Reproduce,
     "ladder": Ladder,
+    "plan": Plan,
     "figure": Figure,
     "info": Info,
     "generate": Generate,

@@ -10,6 +10,7 @@ import itertools
 
 import torch
 from torch import Tensor
+from torch._subclasses.fake_tensor import FakeTensor
 
 
 def compute_dtype(*tensors: Tensor | None) -> torch.dtype:
@@ -103,9 +104,14 @@ def document_bounds(cu_seqlens: Tensor, time: int) -> list[int]:
     return bounds
 
 
+def has_values(x: Tensor) -> bool:
+    """Whether its numbers can be looked at: those of a graph that is being traced, or of shapes alone, cannot."""
+    return not torch.compiler.is_compiling() and not x.is_meta and not isinstance(x, FakeTensor)
+
+
 def check_decay(log_decay: Tensor) -> None:
     """Raise for decays that would grow the state, NaN included. A traced graph has no values to look at."""
-    if not torch.compiler.is_compiling() and not bool((log_decay <= 0).all()):
+    if has_values(log_decay) and not bool((log_decay <= 0).all()):
         raise ValueError(f"log_decay must be at most 0 (a decay factor of at most 1), got {log_decay.max().item()}")
 
 

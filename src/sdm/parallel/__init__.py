@@ -6,5 +6,6 @@ Layers keep their classes' arithmetic and their parameters' names; what is here 
 from sdm.parallel.channels import Cut, split_channels
 from sdm.parallel.collectives import Traffic, counted
 from sdm.parallel.context import TimeSlice, split_time
+from sdm.parallel.degrees import obstacle
 
-__all__ = ["Cut", "TimeSlice", "Traffic", "counted", "split_channels", "split_time"]
+__all__ = ["Cut", "TimeSlice", "Traffic", "counted", "obstacle", "split_channels", "split_time"]

@@ -22,16 +22,13 @@ Group = dist.ProcessGroup
 
 @dataclass
 class Traffic:
-    """What one rank hands to collectives, in bytes by their kind: the size of the tensor that goes in."""
+    """What one rank hands to collectives: bytes of the tensors that go in, by the group's name and the kind."""
 
-    sent: dict[str, int] = field(default_factory=dict)
+    sent: dict[tuple[str, str], int] = field(default_factory=dict)
 
-    def add(self, kind: str, x: Tensor) -> None:
-        self.sent[kind] = self.sent.get(kind, 0) + x.nbytes
-
-    @property
-    def total(self) -> int:
-        return sum(self.sent.values())
+    def kinds(self, group: Group) -> dict[str, int]:
+        """Bytes within a group, by kind."""
+        return {kind: count for (name, kind), count in self.sent.items() if name == group.group_name}
 
 
 _counters: list[Traffic] = []
@@ -48,14 +45,15 @@ def counted() -> Iterator[Traffic]:
         _counters.remove(traffic)
 
 
-def _count(kind: str, x: Tensor) -> None:
+def _count(kind: str, x: Tensor, group: Group) -> None:
     for traffic in _counters:
-        traffic.add(kind, x)
+        key = group.group_name, kind
+        traffic.sent[key] = traffic.sent.get(key, 0) + x.nbytes
 
 
 def _all_reduce(x: Tensor, group: Group) -> Tensor:
     x = x.clone(memory_format=torch.contiguous_format)
-    _count("all_reduce", x)
+    _count("all_reduce", x, group)
     dist.all_reduce(x, group=group)
     return x
 
@@ -116,7 +114,7 @@ def _exchange(x: Tensor, group: Group, split: int, join: int) -> Tensor:
     size = dist.get_world_size(group)
     # The part for each rank first; then the part from each rank first.
     parts = torch.stack(x.chunk(size, dim=split)).contiguous()
-    _count("all_to_all", parts)
+    _count("all_to_all", parts, group)
     received = torch.empty_like(parts)
     dist.all_to_all_single(received, parts, group=group)
     return torch.cat(received.unbind(), dim=join)
@@ -152,7 +150,7 @@ class _Gather(torch.autograd.Function):
 
 def _gather(x: Tensor, group: Group) -> Tensor:
     x = x.contiguous()
-    _count("all_gather", x)
+    _count("all_gather", x, group)
     parts = [torch.empty_like(x) for _ in range(dist.get_world_size(group))]
     dist.all_gather(parts, x, group=group)
     return torch.cat(parts, dim=1)
@@ -162,7 +160,7 @@ def _scatter_sum(grad: Tensor, group: Group) -> Tensor:
     # The parts are added in the order of the ranks, so that the sum is the same from run to run.
     size = dist.get_world_size(group)
     parts = torch.stack(grad.chunk(size, dim=1)).contiguous()
-    _count("all_to_all", parts)
+    _count("all_to_all", parts, group)
     received = torch.empty_like(parts)
     dist.all_to_all_single(received, parts, group=group)
     return received.sum(0)
@@ -186,7 +184,7 @@ def _pass_on(x: Tensor, group: Group, step: int) -> Tensor:
     if 0 <= rank - step < size:
         sizes_in[rank - step] = count
     sent = x.contiguous().flatten()[: sum(sizes_out)]
-    _count("neighbour", sent)
+    _count("neighbour", sent, group)
     received = x.new_empty(sum(sizes_in))
     dist.all_to_all_single(received, sent, sizes_in, sizes_out, group=group)
     return received.view_as(x) if received.numel() else torch.zeros_like(x)

@@ -61,15 +61,16 @@ class TimeSlice:
         return TimeSlice(ids, wanted, cu_seqlens)
 
 
-def check_context(model: nn.Module, ranks: int) -> None:
-    """Raise unless sequences can be split over so many ranks in every layer of the model."""
+def check_context(model: nn.Module, ranks: int, channel: int = 1) -> None:
+    """Raise unless sequences can be split over so many ranks in every layer of the model, whose memories are to be
+    split over `channel` ranks."""
     for name, layer in _mixers(model):
         if _kind(layer) is None:
             known = ", ".join(sorted(kind.__name__ for kind in _SPLIT))
             raise ValueError(f"context: {name} is a {type(layer).__name__}; sequences can be split in {known}")
         inner = layer.layer if isinstance(layer, ShiftedKeys) else layer
         if isinstance(inner, SparseDeltaMemory):
-            sizes, what = inner.head_dim, "value channels that a rank has of a memory's head"
+            sizes, what = inner.head_dim // channel, "value channels that a rank has of a memory's head"
         elif isinstance(inner, GatedDeltaNet | Mamba2):
             sizes, what = inner.num_heads, "heads of a recurrent layer"
         else:

@@ -1,0 +1,123 @@
+"""Plans: what they say about traffic is what ranks send, what they say about sizes is arithmetic."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+
+from processes import run_ranks
+from sdm.models import cost
+from sdm.models.ladder import ladder
+from sdm.models.likelihood import nll
+from sdm.plan import ACCELERATORS, Workload, make_plan
+from sdm.plan.rehearsal import rehearse
+from sdm.plan.traffic import traffic
+from sdm.run.mesh import Mesh
+from tiny_models import tiny_config, tiny_model
+
+H100 = ACCELERATORS["h100"]
+
+
+def test_planned_traffic_is_what_ranks_send() -> None:
+    """To the byte: the rank in the middle of two is the second."""
+    script = Path(__file__).parents[1] / "parallel" / "split_ranks.py"
+    sent = json.loads(run_ranks(script, 2, "traffic")[1].splitlines()[-1])
+    assert sent
+    for name, kinds in sent.items():
+        dim, stack = name.split()
+        config = tiny_config(stack, num_attention_heads=4)
+        work = Workload(config, Mesh(**{dim: 2}), 24, 2, 2, "float32", "none")
+        planned = traffic(work, rehearse(work))
+        assert planned.pop(dim) == kinds, name
+        assert all(not other for dim, other in planned.items() if dim != "data")
+
+
+def test_blocks_keep_what_a_real_step_keeps() -> None:
+    """The bytes that autograd saves in a rehearsal are those of real numbers."""
+    model, work = tiny_model("sdm"), Workload(tiny_config("sdm"), Mesh(), 40, 2, 2, "float32", "none")
+    own, kept = {x.untyped_storage()._cdata for x in model.parameters()}, {}
+
+    def keep(x: torch.Tensor) -> torch.Tensor:
+        if x.untyped_storage()._cdata not in own:
+            kept[x.untyped_storage()._cdata] = x
+        return x
+
+    x, total = torch.randn(2, 40, 32, requires_grad=True), 0
+    for block in model.model.layers:
+        kept.clear()
+        with torch.autograd.graph.saved_tensors_hooks(keep, lambda x: x):
+            y = block(x)
+        total += sum(x.untyped_storage().nbytes() for x in kept.values())
+        x = y.detach().requires_grad_()
+    blocks = rehearse(work)
+    assert sum(blocks[kind].saved for kind in work.model.layer_types) == total
+
+
+def test_long_rows_are_linear_in_their_length() -> None:
+    """What is found by two short rehearsals is what a long one finds."""
+    from sdm.plan import rehearsal
+
+    work = Workload(tiny_config("sdm"), Mesh(context=2), 6000, 1, 1)
+    extended = rehearse(work)
+    limit = rehearsal.LONGEST
+    try:
+        rehearsal.LONGEST = 10_000
+        whole = rehearse(work)
+    finally:
+        rehearsal.LONGEST = limit
+    for kind, block in whole.items():
+        assert extended[kind].saved == pytest.approx(block.saved, rel=0.01)
+        assert extended[kind].forward == block.forward
+
+
+def test_states_and_tables_shrink_with_channels() -> None:
+    """M0, its moments and gradients, and the tables, on four channel ranks and on one."""
+
+    def tables(channel: int) -> float:
+        work = Workload(ladder(1), Mesh(channel=channel), 2048, 4, 1)
+        blocks = rehearse(work)
+        own = sum(blocks[kind].initial_state for kind in work.model.layer_types)
+        return 16 * own + make_plan(work, H100).memory.states
+
+    assert tables(4) / tables(1) == pytest.approx(0.25)
+
+
+def test_the_parameters_are_those_of_the_cost() -> None:
+    work = Workload(ladder(8), Mesh(), 512, 1, 1)
+    blocks, costs = rehearse(work), cost(work.model)
+    inner = sum(blocks[kind].weights for kind in work.model.layer_types) + work.model.hidden_size
+    assert inner == costs.non_embedding_parameters
+    assert sum(blocks[kind].initial_state for kind in work.model.layer_types) == costs.initial_state_parameters
+
+
+def test_shards_gather_and_exchange_everything_once_per_pass() -> None:
+    work = Workload(tiny_config("sdm"), Mesh(data=2), 16, 8, 2, "float32", "none")
+    sent, costs = traffic(work, rehearse(work)), cost(work.model)
+    whole = costs.parameters + costs.initial_state_parameters
+    assert work.pieces == 2
+    assert sent["data"]["reduce_scatter"] == 4 * whole
+    root = whole - (costs.non_embedding_parameters - 32) - costs.initial_state_parameters
+    assert sent["data"]["all_gather"] == 4 * 2 * (2 * (whole - root) + root) / 2
+
+
+def test_more_ranks_need_less_of_each() -> None:
+    work = Workload(ladder(8), Mesh(data=8), 8192, 64, 1)
+    fewer, more = make_plan(work, H100), make_plan(replace(work, mesh=Mesh(data=64)), H100)
+    assert more.memory.optimizer < fewer.memory.optimizer / 7.9
+    assert more.matrix_seconds == pytest.approx(fewer.matrix_seconds / 8)
+    sliced = make_plan(replace(work, mesh=Mesh(data=8, context=8)), H100)
+    assert sliced.memory.saved_rows == pytest.approx(fewer.memory.saved_rows / 8)
+    logits = 3 * 4 * work.model.loss_chunk_size * work.model.vocab_size
+    assert sliced.memory.activations - logits < (fewer.memory.activations - logits) / 7
+
+
+def test_a_real_loss_runs_where_plans_were_made() -> None:
+    """No process group is left behind."""
+    make_plan(Workload(tiny_config("sdm"), Mesh(context=2, channel=2), 16, 1, 1), H100)
+    assert not torch.distributed.is_initialized()
+    ids = torch.zeros(1, 5, dtype=torch.long)
+    assert nll(tiny_model("sdm"), ids, ids)[0].isfinite()
