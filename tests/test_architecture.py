@@ -24,7 +24,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "data": {"errors", "files"},
     "models": {"layers", "ops", "errors", "files"},
     "parallel": {"models", "layers", "ops"},
-    "run": {"models", "layers", "ops", "data", "errors", "files", "ending", "ranks"},
+    "run": {"parallel", "models", "layers", "ops", "data", "errors", "files", "ending", "ranks"},
     "training": {
         *("parallel", "run", "models", "layers", "ops", "data"),
         *("__version__", "errors", "files", "ending", "ranks"),

@@ -30,7 +30,14 @@ def test_data_takes_what_is_left() -> None:
         (run_on(data=3), 4, r"data 3 x .* takes 3, but there are 4 processes; .*on 4: data 4 x context 1 x channel 1"),
         (run_on(data=8), 4, r"takes 8, but there are 4 processes; torchrun --nproc-per-node 8 .*on 4: data 4 x"),
         (run_on(data=2), 1, r"takes 2, but there is 1 process; .*on 1: data 1 x context 1 x channel 1"),
-        (run_on(rows=4), 8, r"batch_size = 4 rows are too few for 8 ranks. .*with 4 there is one"),
+        (run_on(rows=4), 8, r"batch_size = 4 rows are too few for 8 ranks. .*on 8: data 4 x context 1 x channel 2; "),
+        (run_on(rows=1), 32, r"1 rows are too few for 32 ranks. .*with 16 there is one"),
+        (
+            run_on(channel=3),
+            3,
+            r"channel = 3 must divide the 16 value channels .*nearest that do are 1, 2, 4.*on 3: data 3 x",
+        ),
+        (run_on(context=5), 5, r"context = 5 must divide the 16 value channels .*: data 5 x context 1"),
     ],
 )
 def test_refusals_name_the_nearest(config: TrainConfig, world_size: int, message: str) -> None:
@@ -46,7 +53,7 @@ def test_degrees_are_positive(field: str) -> None:
 
 def test_rows_that_depend_on_each_other_stay_together() -> None:
     config = replace(run_on(), model=replace(MODEL, query_batch_norm=True))
-    assert valid_meshes(config, 2) == []
-    with pytest.raises(TrainingError, match="query_batch_norm takes the mean of all rows"):
+    assert valid_meshes(config, 2) == [Mesh(channel=2)]
+    with pytest.raises(TrainingError, match="query_batch_norm takes the mean over all tokens"):
         resolve(config, 2)
     assert resolve(config, 1) == Mesh()

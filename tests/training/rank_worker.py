@@ -46,7 +46,8 @@ def perform(config: TrainConfig, folder: Path, action: str) -> tuple[dict[str, A
 
     def look(*arguments: Any) -> None:
         if not tensors:
-            tensors.update(whole({name: x.grad for name, x in trainer.model.named_parameters() if x.grad is not None}))
+            grads = {name: x.grad for name, x in trainer.model.named_parameters() if x.grad is not None}
+            tensors.update(whole({name: trainer.parallel.share(name, grad) for name, grad in grads.items()}))
 
     trainer.optimizer.register_step_pre_hook(look)
     trainer.run()

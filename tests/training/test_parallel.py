@@ -11,7 +11,7 @@ import torch
 from sdm.ranks import Ranks
 from sdm.run.mesh import Mesh
 from sdm.training import ComputeConfig, Trainer
-from sdm.training.parallel import Parallel, draw
+from sdm.training.parallel import Parallel
 from training.runs import text_run
 
 
@@ -36,7 +36,7 @@ def test_one_process_accumulates_equal_pieces() -> None:
 
 def test_a_rank_without_rows_predicts_nothing(tmp_path: Path) -> None:
     trainer = Trainer(text_run(tmp_path, "stream"), tmp_path / "run")
-    batch = draw(trainer.data, 3, range(4, 4))
+    batch = trainer.parallel.draw(trainer.data, 3, range(4, 4))
     assert batch.num_targets == 0
     assert batch.num_tokens == 32
     trainer.close()

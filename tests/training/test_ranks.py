@@ -22,6 +22,7 @@ from torch import Tensor
 from sdm.models.saved_folder import load_model
 from sdm.run import Run
 from sdm.run.config_file import to_json
+from sdm.run.mesh import MeshConfig
 from sdm.run.model import restore
 from sdm.training import ComputeConfig, MonitorConfig, OptimConfig, ScheduleConfig, TrainConfig, Trainer
 from training.rank_worker import main as perform_jobs
@@ -61,8 +62,10 @@ class Outcome:
         self.folder, self.ranks = folder, ranks
         for place in ("one", "many"):
             (folder / place).mkdir()
+        alone = {n: replace(c, compute=replace(c.compute, mesh=MeshConfig())) for n, c in configs.items()}
         jobs = {
-            place: [job(n, c, folder / place / "runs" / n) for n, c in configs.items()] for place in ("one", "many")
+            place: [job(n, c, folder / place / "runs" / n) for n, c in named.items()]
+            for place, named in (("one", alone), ("many", configs))
         }
         perform_jobs(jobs["one"], folder / "one")
         (folder / "jobs.json").write_text(json.dumps(jobs["many"] + others))
@@ -120,6 +123,8 @@ def two(tmp_path_factory: pytest.TempPathFactory) -> Outcome:
         "stream": stream,
         "packed": small(folder, "packed", rows=5),  # not the same number of rows on each rank
         "tied": replace(tied, model=replace(tied.model, tie_word_embeddings=True)),
+        "context": small(folder, "packed", mesh=MeshConfig(context=2)),
+        "channel": small(folder, "recall", mesh=MeshConfig(channel=2)),
     }
     begun = continued(folder / "begun", stream)
     faster = to_json(replace(tied, optim=OptimConfig(lr=0.5)))
@@ -131,6 +136,7 @@ def two(tmp_path_factory: pytest.TempPathFactory) -> Outcome:
     own_cache = to_json(replace(text, data=replace(text.data, cache_dir=folder / "machine" / "cache")))
     others = [
         job("load", stream, begun, "load"),
+        job("load-channel", configs["channel"], continued(folder / "begun-channel", tied), "load"),
         job("config", tied, folder / "refused", other=faster),
         job("version", tied, folder / "refused", version="0.0.0"),
         job("data", text, folder / "refused", other=own_cache, places=[str(folder), str(folder / "machine")]),
@@ -138,7 +144,7 @@ def two(tmp_path_factory: pytest.TempPathFactory) -> Outcome:
     return Outcome(folder, 2, configs, others)
 
 
-@pytest.mark.parametrize("name", ["stream", "packed", "tied"])
+@pytest.mark.parametrize("name", ["stream", "packed", "tied", "context", "channel"])
 def test_two_ranks_are_one(two: Outcome, name: str) -> None:
     two.compare(name, TOLERANCE)
 
@@ -148,18 +154,20 @@ def test_initial_states_are_shared(two: Outcome) -> None:
         assert two.said("stream", rank)["share"] == [0.5]
 
 
-def test_checkpoints_change_their_number_of_ranks(two: Outcome) -> None:
+@pytest.mark.parametrize(("name", "load"), [("stream", "load"), ("channel", "load-channel")])
+def test_checkpoints_change_their_number_of_ranks(two: Outcome, name: str, load: str) -> None:
     """Bit for bit: written by two and read by one, written by one and read by two."""
-    model, _, step = restore(two.run("many", "stream"))
+    model, _, step = restore(two.run("many", name))
     assert step == 4
-    exported = load_model(two.run("many", "stream").export).state_dict()
-    for name, x in model.state_dict().items():
-        assert torch.equal(exported[name], x), name
-    files = list(two.run("many", "stream").checkpoints().path(4).glob("*.safetensors"))
+    exported = load_model(two.run("many", name).export).state_dict()
+    for tensor, x in model.state_dict().items():
+        assert torch.equal(exported[tensor], x), tensor
+    files = list(two.run("many", name).checkpoints().path(4).glob("*.safetensors"))
     assert len(files) == 2
-    stored = load_file(next((two.folder / "begun" / "checkpoints" / "step-00000002").glob("*.safetensors")))
-    loaded = two.tensors("many", "load")
-    assert any(name.startswith("carried.") for name in stored)
+    begun = two.folder / load.replace("load", "begun") / "checkpoints" / "step-00000002"
+    stored = load_file(next(begun.glob("*.safetensors")))
+    loaded = two.tensors("many", load)
+    assert any(part.startswith("carried.") for part in stored) == (name == "stream")
     assert loaded.keys() == stored.keys()
     for name, x in stored.items():
         assert torch.equal(loaded[name].reshape(x.shape), x), name
@@ -193,6 +201,10 @@ def test_all_ways_to_compute_a_step(tmp_path: Path, ranks: int) -> None:
         "uneven": small(tmp_path, "stream", rows=5),  # the last of four ranks has no row
         "odd": small(tmp_path, "stream", rows=7, accumulation=7, steps=6),
     }
+    if ranks == 4:
+        meshes = {"both": (2, 1, 2), "sliced": (1, 2, 2), "channels": (1, 1, 4), "slices": (1, 4, 1)}
+        for name, degrees in meshes.items():
+            configs[name] = small(tmp_path, "packed", checkpointing="block", mesh=MeshConfig(*degrees))
     outcome = Outcome(tmp_path, ranks, configs, [])
     for name in configs:
         outcome.compare(name, TOLERANCE)

@@ -7,5 +7,16 @@ from sdm.parallel.channels import Cut, split_channels
 from sdm.parallel.collectives import Traffic, counted
 from sdm.parallel.context import TimeSlice, split_time
 from sdm.parallel.degrees import obstacle
+from sdm.parallel.wholes import share_of_whole, take_share_
 
-__all__ = ["Cut", "TimeSlice", "Traffic", "counted", "obstacle", "split_channels", "split_time"]
+__all__ = [
+    "Cut",
+    "TimeSlice",
+    "Traffic",
+    "counted",
+    "obstacle",
+    "share_of_whole",
+    "split_channels",
+    "split_time",
+    "take_share_",
+]

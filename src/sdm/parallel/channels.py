@@ -10,6 +10,7 @@ Shapes: B batch, T time, H heads, N slots, D value channels, P ranks.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
@@ -37,10 +38,10 @@ class Cut:
         part = runs.select(self.dim + 1, self.rank)
         return part.flatten(self.dim, self.dim + 1).clone(memory_format=torch.contiguous_format)
 
-    def places(self, length: int) -> list[tuple[int, int, int]]:
-        """Where a part of this length along `dim` comes from: (place in the part, place in the whole, length)."""
-        run = length // self.heads
-        return [(head * run, (head * self.ranks + self.rank) * run, run) for head in range(self.heads)]
+    def join(self, parts: Sequence[Tensor]) -> Tensor:
+        """The whole, from the parts of all ranks in their order."""
+        runs = torch.cat([part.unflatten(self.dim, (self.heads, -1)) for part in parts], dim=self.dim + 1)
+        return runs.flatten(self.dim, self.dim + 1)
 
     def whole_shape(self, part: torch.Size) -> torch.Size:
         return torch.Size(size * self.ranks if dim == self.dim else size for dim, size in enumerate(part))
@@ -97,7 +98,7 @@ def _split(layer: SparseDeltaMemory, group: Group, rank: int, ranks: int) -> dic
         linear.out_features //= ranks
     layer.out_proj.in_features //= ranks
     layer.out_proj.register_forward_hook(lambda module, inputs, y: add_up(y, group))
-    layer.output_norm = SlicedRMSNorm(layer.output_norm, layer.head_dim, group)  # type: ignore[assignment]
+    layer.output_norm = SlicedRMSNorm(layer.output_norm, layer.head_dim, group)
     layer.head_dim //= ranks
     SplitMemory.of(layer).channel_group = group
     return cuts

@@ -65,12 +65,12 @@ class SplitMemory(SparseDeltaMemory):
         return exchange(readings, group, split=1, join=3), None
 
 
-class SlicedRMSNorm(nn.Module):
+class SlicedRMSNorm(nn.RMSNorm):
     """The RMS norm of vectors of which each rank has some channels."""
 
     def __init__(self, norm: nn.RMSNorm, channels: int, group: Group) -> None:
-        super().__init__()
-        self.weight, self.eps = norm.weight, norm.eps
+        super().__init__(norm.weight.shape, eps=norm.eps)
+        self.weight = norm.weight
         self.channels, self.group = channels, group  # channels of the whole vector
 
     def forward(self, x: Tensor) -> Tensor:

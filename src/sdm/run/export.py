@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import re
+from collections.abc import Callable
 from pathlib import Path
 
 from safetensors import SafetensorError
@@ -32,9 +33,15 @@ _WRITTEN = (
 _PART = re.compile(r"model(-\d{5}-of-\d{5})?\.safetensors")
 
 
-def export_model(model: SDMForCausalLM, tokenizer: Tokenizer | None, folder: Path, ranks: Ranks = ALONE) -> Path:
+def export_model(
+    model: SDMForCausalLM,
+    tokenizer: Tokenizer | None,
+    folder: Path,
+    ranks: Ranks = ALONE,
+    shares: Callable[[], dict[str, Tensor]] | None = None,
+) -> Path:
     """Write the folder, replacing an older export, and nothing else, only once the new one is complete. By all ranks
-    that the model is dealt to."""
+    that the model is dealt to; `shares` gives what this one has of the whole tensors, unless the model says it."""
     path = folder.resolve()
 
     def begin() -> Path:
@@ -54,7 +61,7 @@ def export_model(model: SDMForCausalLM, tokenizer: Tokenizer | None, folder: Pat
             if ranks.size == 1:
                 model.save_pretrained(temporary)
             else:
-                save_shared(model, model_tensors(model), temporary, ranks)
+                save_shared(model, model_tensors(model) if shares is None else shares(), temporary, ranks)
             ranks.once(complete)
     except (TrainingError, RankError):
         raise

@@ -10,6 +10,7 @@ import math
 from dataclasses import astuple, dataclass
 from typing import TYPE_CHECKING
 
+from sdm.parallel import obstacle as too_fine
 from sdm.run.errors import TrainingError
 
 if TYPE_CHECKING:
@@ -92,13 +93,15 @@ def obstacle(config: TrainConfig, mesh: Mesh) -> str | None:
     """Why a run cannot use a mesh, in words; None if it can."""
     if mesh.data > config.data.batch_size:
         return f"data.batch_size = {config.data.batch_size} rows are too few for {mesh.data} ranks"
-    if mesh.data > 1 and getattr(config.model, "query_batch_norm", False):
-        return "model.query_batch_norm takes the mean of all rows of a batch, which data ranks do not share"
-    if mesh.context > 1:
-        return "no run splits the tokens of a row yet"
-    if mesh.channel > 1:
-        return "no run splits the channels of memories yet"
-    return None
+    if mesh.shards > 1 and getattr(config.model, "query_batch_norm", False):
+        return "model.query_batch_norm takes the mean over all tokens of a batch, which ranks do not share"
+    if mesh.context * mesh.channel == 1:
+        return None
+    if getattr(config.data, "layout", None) == "stream":
+        return 'data.layout = "stream" carries states from step to step, which only data ranks can'
+    if mesh.context > 1 and config.compute.checkpointing == "segment":
+        return 'compute.checkpointing = "segment" cuts time too; take "block" or "none"'
+    return too_fine(config.model.build(config.model.vocab_size or 256), mesh.context, mesh.channel)
 
 
 def _nearest(config: TrainConfig, wanted: Mesh, world_size: int) -> str:

@@ -14,6 +14,7 @@ from __future__ import annotations
 import math
 import os
 from collections.abc import Iterable, Sequence
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -24,6 +25,7 @@ from torch.distributed.tensor import DTensor, Shard
 
 from sdm.data.batch import IGNORED, Batch, BatchSource
 from sdm.models import SDMForCausalLM
+from sdm.parallel import Cut, TimeSlice, share_of_whole, split_channels, split_time, take_share_
 from sdm.ranks import ALONE, Ranks, join, world_size
 from sdm.run.config import TrainConfig
 from sdm.run.errors import TrainingError
@@ -44,6 +46,7 @@ class Parallel:
         self.mesh, self.ranks = mesh, ranks
         self.device = device or torch.device("cpu")
         self.device_mesh: DeviceMesh | None = None
+        self.cuts: dict[str, Cut] = {}  # the parameters of which this rank has some channels
         if torch.distributed.is_initialized() and ranks.size > 1:
             shape = (mesh.data, mesh.context, mesh.channel)
             self.device_mesh = init_device_mesh(self.device.type, shape, mesh_dim_names=("data", "context", "channel"))
@@ -88,6 +91,10 @@ class Parallel:
         if self.mesh.context > 1:
             mesh = self.device_mesh["data", "context"]._flatten("shards")
         whole = model.state_dict() if self.ranks.first else {}
+        if self.mesh.channel > 1:
+            self.cuts = split_channels(model, self.device_mesh["channel"].get_group())
+        if self.mesh.context > 1:
+            split_time(model, self.device_mesh["context"].get_group())
         for module in (*model.model.layers, model):
             fully_shard(module, mesh=mesh, shard_placement_fn=lambda x: _placement(x, mesh.size()))
             assert isinstance(module, FSDPModule)
@@ -95,21 +102,54 @@ class Parallel:
             module.set_force_sum_reduction_for_comms(True)
             module.set_gradient_divide_factor(1.0)
         register_fsdp_forward_method(model, "nll")
-        _materialize(model, whole, self.device)
+        _materialize(model, whole, self.device, self.cuts)
 
     def reduce_gradients(self, model: nn.Module, last: bool) -> None:
         """Say before a piece is computed whether it is the last one: only after it the ranks add up what they have."""
         if isinstance(model, FSDPModule):
             model.set_requires_gradient_sync(last)
 
-    def gradient_norm(self, parameters: Iterable[nn.Parameter]) -> Tensor:
+    def gradient_norm(self, model: nn.Module) -> Tensor:
         """The length of the whole gradient."""
-        norm = torch.nn.utils.get_total_norm([x.grad for x in parameters if x.grad is not None])
-        return norm.full_tensor() if isinstance(norm, DTensor) else norm
+        if self.device_mesh is None or not self.cuts:
+            return _length(model.parameters())
+        # Of the parameters that are cut every rank along "channel" has another part, of the others the same.
+        named = [(name, x) for name, x in model.named_parameters() if x.grad is not None]
+        squares = _length(x for name, x in named if name in self.cuts).square()
+        torch.distributed.all_reduce(squares, group=self.device_mesh["channel"].get_group())
+        return (squares + _length(x for name, x in named if name not in self.cuts).square()).sqrt()
 
     def clip_(self, parameters: Sequence[nn.Parameter], longest: float, norm: Tensor) -> None:
         """Shorten a gradient of length `norm`."""
         torch.nn.utils.clip_grads_with_norm_(parameters, longest, norm)
+
+    def share(self, parameter: str, x: Tensor) -> Tensor:
+        """`x`, which belongs to a parameter of this rank, as its share of the whole, or as the whole itself."""
+        if parameter not in self.cuts or x.dim() == 0:
+            return x
+        assert self.device_mesh is not None
+        return share_of_whole(x, self.cuts[parameter], self.device_mesh)
+
+    def take_share_(self, parameter: str, x: Tensor, whole: Tensor) -> None:
+        """The inverse: fill `x`."""
+        if parameter in self.cuts and x.dim() > 0:
+            take_share_(x, whole, self.cuts[parameter])
+
+    def draw(self, source: BatchSource, step: int, rows: range) -> Batch:
+        """What this rank computes of these rows of a step's batch. One that has none takes part with a row of which
+        nothing is to be predicted: ranks only get on together."""
+        if rows:
+            return self.slice(source.batch(step, rows))
+        batch = source.batch(step, range(1))
+        return self.slice(replace(batch, targets=torch.full_like(batch.targets, IGNORED)))
+
+    def slice(self, batch: Batch) -> Batch:
+        """The tokens of a batch that this rank computes."""
+        if self.mesh.context == 1:
+            return batch
+        rank = self.ranks.rank // self.mesh.channel % self.mesh.context
+        part = TimeSlice.of(batch.input_ids, batch.targets, batch.cu_seqlens, rank, self.mesh.context)
+        return replace(batch, input_ids=part.input_ids, targets=part.targets, cu_seqlens=part.cu_seqlens)
 
     def rows_of_all(self, own: Tensor, batch_size: int) -> Tensor:
         """What this rank has of each of its rows, [rows, ...], as its share of [batch_size, ...]."""
@@ -132,13 +172,9 @@ def local(x: Tensor) -> Tensor:
     return x.to_local() if isinstance(x, DTensor) else x
 
 
-def draw(source: BatchSource, step: int, rows: range) -> Batch:
-    """These rows of a step's batch. A rank that has none takes part with a row of which nothing is to be predicted:
-    ranks only get on together."""
-    if rows:
-        return source.batch(step, rows)
-    batch = source.batch(step, range(1))
-    return Batch(batch.input_ids, torch.full_like(batch.targets, IGNORED), batch.cu_seqlens, batch.reset)
+def _length(parameters: Iterable[nn.Parameter]) -> Tensor:
+    norm = torch.nn.utils.get_total_norm([x.grad for x in parameters if x.grad is not None])
+    return norm.full_tensor() if isinstance(norm, DTensor) else norm
 
 
 def _placement(parameter: nn.Parameter, ranks: int) -> Shard:
@@ -150,7 +186,7 @@ def _placement(parameter: nn.Parameter, ranks: int) -> Shard:
     return Shard(0)
 
 
-def _materialize(model: SDMForCausalLM, whole: dict[str, Any], device: torch.device) -> None:
+def _materialize(model: SDMForCausalLM, whole: dict[str, Any], device: torch.device, cuts: dict[str, Cut]) -> None:
     """Give the shares of a model their memory and the values of the first rank."""
     from torch.distributed.checkpoint.state_dict import StateDictOptions, set_model_state_dict
 
@@ -159,6 +195,13 @@ def _materialize(model: SDMForCausalLM, whole: dict[str, Any], device: torch.dev
         model.tie_weights()
     else:
         nn.Module.to(model, device)
+    if cuts:  # one after the other, so that no rank holds all of them
+        for name, x in model.state_dict().items():
+            shape = cuts[name].whole_shape(x.shape) if name in cuts else x.shape
+            value = whole[name].to(device) if whole else torch.empty(shape, dtype=x.dtype, device=device)
+            torch.distributed.broadcast(value, 0)
+            take_share_(x, value, cuts.get(name))
+        return
     set_model_state_dict(model, whole, options=StateDictOptions(full_state_dict=True, broadcast_from_rank0=True))
 
 

@@ -6,7 +6,7 @@ read at once: the part makes room for what the note describes, and takes over wh
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import torch
@@ -17,6 +17,7 @@ from sdm.data.loader import Batches
 from sdm.models import SDMForCausalLM
 from sdm.run.checkpoint import CheckpointStore
 from sdm.run.export import model_tensors
+from sdm.training.parallel import Parallel
 
 Tensors = dict[str, Tensor]
 
@@ -64,26 +65,36 @@ def _named(tensors: Mapping[str, Tensors]) -> Tensors:
 class Weights(Part):
     """The model. `run.model` reads the same tensors without a trainer."""
 
-    def __init__(self, model: SDMForCausalLM) -> None:
-        self._model = model
+    def __init__(self, model: SDMForCausalLM, parallel: Parallel | None = None) -> None:
+        self._model, self._parallel = model, parallel or Parallel()
 
     def tensors(self) -> Tensors:
-        return model_tensors(self._model)
+        return {name: self._parallel.share(name, x) for name, x in model_tensors(self._model).items()}
+
+    def take(self, note: Any, tensors: Tensors) -> None:
+        for name, x in model_tensors(self._model).items():
+            self._parallel.take_share_(name, x, tensors[name])
 
 
 class Moments(Part):
     """What the optimizer remembers of each parameter, by the parameter's name."""
 
-    def __init__(self, model: SDMForCausalLM, optimizer: torch.optim.Optimizer) -> None:
-        self._model, self._optimizer = model, optimizer
+    def __init__(
+        self, model: SDMForCausalLM, optimizer: torch.optim.Optimizer, parallel: Parallel | None = None
+    ) -> None:
+        self._model, self._optimizer, self._parallel = model, optimizer, parallel or Parallel()
 
     def tensors(self) -> Tensors:
-        state = self._optimizer.state
-        return {
-            f"{name}.{key}": x
-            for name, parameter in self._model.named_parameters()
-            for key, x in state[parameter].items()
-        }
+        return {f"{name}.{key}": self._parallel.share(name, x) for name, key, x in self._moments()}
+
+    def take(self, note: Any, tensors: Tensors) -> None:
+        for name, key, x in self._moments():
+            self._parallel.take_share_(name, x, tensors[f"{name}.{key}"])
+
+    def _moments(self) -> Iterator[tuple[str, str, Tensor]]:
+        for name, parameter in self._model.named_parameters():
+            for key, x in self._optimizer.state[parameter].items():
+                yield name, key, x
 
 
 class DataPosition(Part):

@@ -44,7 +44,7 @@ from sdm.training.initial_weights import load_weights
 from sdm.training.memory_statistics import STEP_TOKENS, MemoryStatistics, evaluating
 from sdm.training.monitor import Monitor, NoMonitor
 from sdm.training.optimizer import make_optimizer, set_learning_rate, start_moments
-from sdm.training.parallel import draw, start
+from sdm.training.parallel import start
 from sdm.training.parts import (
     DataPosition,
     Moments,
@@ -106,12 +106,13 @@ class Trainer:
         self.parallel.shard(self.model)
         self.optimizer = make_optimizer(self.model, config.optim)
         start_moments(self.optimizer)
+        self.weights = Weights(self.model, self.parallel)
         self.position = DataPosition(self.data)
         self.guard = Guard(config.guard)
         self.speed = Speed()
         self.parts: dict[str, Part] = {
-            "model": Weights(self.model),
-            "optimizer": Moments(self.model, self.optimizer),
+            "model": self.weights,
+            "optimizer": Moments(self.model, self.optimizer, self.parallel),
             "data": self.position,
             "carried": self.carried,
             "guard": self.guard,
@@ -149,7 +150,7 @@ class Trainer:
 
         def loss(piece: Batch) -> Tensor:
             with self._other_streams():
-                return self._loss(piece, max(piece.num_targets, 1), 0)
+                return self._loss(self.parallel.slice(piece), max(piece.num_targets, 1), 0)
 
         seconds = calibration.seconds_of_run(
             self.config, self.model, self.data, loss, max(len(self._pieces[0]), 1), len(self._pieces), self.ranks
@@ -182,7 +183,7 @@ class Trainer:
                             raise _stopped(self.step, signals.received, lost)
                     if self.step % checkpoint.every == 0 or self.step == steps:
                         self.save()
-                return export_model(self.model, self.tokenizer, self.this_run.export, self.ranks)
+                return export_model(self.model, self.tokenizer, self.this_run.export, self.ranks, self.weights.tensors)
         except (OSError, CheckpointError) as error:
             raise TrainingStopped(f"stopped after step {self.step}: {error}") from error
         except RuntimeError as error:
@@ -247,7 +248,7 @@ class Trainer:
         """One optimizer step. Returns its metrics."""
         factor = learning_rate_factor(self.config.schedule, self.step)
         set_learning_rate(self.optimizer, factor)
-        pieces = [draw(self.data, self.position.step, rows) for rows in self._pieces]
+        pieces = [self.parallel.draw(self.data, self.position.step, rows) for rows in self._pieces]
         num_targets = self._agree(pieces)
         self.position.step += 1
         loss, tokens = 0.0, 0
@@ -267,12 +268,11 @@ class Trainer:
                 loss += piece_loss.item()
             tokens += piece.num_tokens if self._pieces[place] else 0
         loss, total_tokens = self.parallel.sum(loss, tokens)
-        parameters = list(self.model.parameters())
-        norm = self.parallel.gradient_norm(parameters)
+        norm = self.parallel.gradient_norm(self.model)
         # Before clipping, which would spread one gradient that is not finite to all.
         with _ending_all():
             self.guard.check(self.step + 1, loss, norm.item(), self.model, self._advice)
-        self.parallel.clip_(parameters, self.config.optim.clip, norm)
+        self.parallel.clip_(list(self.model.parameters()), self.config.optim.clip, norm)
         self.optimizer.step()
         self.optimizer.zero_grad(set_to_none=True)
         self.step += 1
@@ -329,7 +329,7 @@ class Trainer:
         total, targets = 0.0, 0
         with evaluating(self.model), self._other_streams([rows]):
             for step in range(min(count, self.held_out.num_steps or count)):
-                batch = draw(self.held_out, step, rows)
+                batch = self.parallel.draw(self.held_out, step, rows)
                 self._agree([batch])
                 batch = batch.to(self.device)
                 with self._explained(batch):
