@@ -71,10 +71,8 @@ def launches_of(call: Callable[[], None]) -> list[Launch]:
 
 def calls(level: int, dtype: torch.dtype) -> dict[str, Callable[[], None]]:
     """Everything that a model of this level asks of the ops."""
-    selection: dict[str, Callable[[], None]] = {"top-k": lambda: topk(level, dtype)}
-    if "triton" not in ops.available_backends():
-        return selection
-    return selection | {
+    return {
+        "top-k": lambda: topk(level, dtype),
         "rule": lambda: rule(level, dtype),
         "rule, slot": lambda: rule(level, dtype, update="slot"),
         "rule, no gradients": lambda: rule(level, dtype, training=False),
