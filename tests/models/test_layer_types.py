@@ -169,3 +169,18 @@ def test_what_cannot_be_registered() -> None:
     with pytest.raises(ValueError, match="must be 'local' or 'global', got 'everywhere'"):
         register(other)
     assert "other" not in LAYER_TYPES
+
+
+@pytest.mark.parametrize("kind", ["sdm", "gdn"])
+def test_layer_types_initialize_their_layers(tmp_path: Path, kind: str) -> None:
+    """Queries begin equal to keys, unless a checkpoint brings others: without this, small models learn no recall."""
+    for shifted in (False, True):
+        model = sdm.SDMForCausalLM(tiny_config(kind, tie_query_initialization=True, shift_keys=shifted))
+        mixer = model.model.layers[-1].mixer
+        memory = mixer.layer if shifted else mixer
+        assert torch.equal(memory.query_proj.weight, memory.key_proj.weight)
+    with torch.no_grad():
+        memory.query_proj.weight.mul_(2)
+    model.save_pretrained(tmp_path)
+    loaded = sdm.SDMForCausalLM.from_pretrained(tmp_path)
+    assert torch.equal(loaded.model.layers[-1].mixer.layer.query_proj.weight, memory.query_proj.weight)

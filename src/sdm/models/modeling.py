@@ -80,6 +80,11 @@ class SDMPreTrainedModel(PreTrainedModel):
         if cls not in (SDMModel, SDMForCausalLM):
             super().register_for_auto_class(auto_class)
 
+    def _initialize_weights(self, module: nn.Module, is_custom_code: bool = False) -> None:
+        """transformers passes over modules of other packages that have no parameters of their own, such as our blocks.
+        It need not: `_init_weights` keeps what a checkpoint has brought."""
+        super()._initialize_weights(module)
+
     @torch.no_grad()
     def _init_weights(self, module: nn.Module) -> None:
         if isinstance(module, (nn.Linear, nn.Embedding)):
