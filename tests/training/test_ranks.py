@@ -43,12 +43,12 @@ def launch(ranks: int, *arguments: str) -> subprocess.CompletedProcess[str]:
 def small(folder: Path, layout: str, rows: int = 4, steps: int = 4, **compute: Any) -> TrainConfig:
     """A run of a few steps over all that ranks might disagree on."""
     sections: dict[str, Any] = {
-        "compute": ComputeConfig(threads=1, device="cpu", **compute),
         "schedule": ScheduleConfig(steps=steps, warmup=1),
         "monitor": QUIET,
     }
     config = recall_run(**sections) if layout == "recall" else text_run(folder, layout, **sections)
-    return replace(config, data=replace(config.data, batch_size=rows))
+    how = ComputeConfig(threads=1, device="cpu", **compute)
+    return replace(config, data=replace(config.data, batch_size=rows), compute=how)
 
 
 def job(name: str, config: TrainConfig, folder: Path, action: str = "train", **more: Any) -> dict[str, Any]:

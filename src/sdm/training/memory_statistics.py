@@ -49,11 +49,12 @@ class MemoryStatistics:
         self._layers: dict[SparseDeltaMemory, _LayerStatistics] = {}
 
     @contextlib.contextmanager
-    def watch(self, model: nn.Module) -> Iterator[None]:
-        """Look at the forward passes in this block. Backward does not belong in it: it may compute them again."""
+    def watch(self, model: nn.Module, count: bool = True) -> Iterator[None]:
+        """Look at the forward passes in this block. Backward does not belong in it: it may compute them again. Tokens
+        that do not `count` are those of a rank without rows, which takes part in adding up all the same."""
         layers = [module for module in model.modules() if isinstance(module, SparseDeltaMemory)]
         for layer in layers:
-            layer.observer = partial(self._see, layer)
+            layer.observer = partial(self._see, layer, count)
         try:
             yield
         finally:
@@ -61,11 +62,11 @@ class MemoryStatistics:
                 layer.observer = None
 
     @torch.no_grad()
-    def _see(self, layer: SparseDeltaMemory, tokens: Tokens) -> None:
+    def _see(self, layer: SparseDeltaMemory, count: bool, tokens: Tokens) -> None:
         if layer not in self._layers:
             self._layers[layer] = _LayerStatistics(layer, tokens.beta.device)
         seen = self._layers[layer]
-        if seen.tokens < self._max_tokens:
+        if count and seen.tokens < self._max_tokens:
             left = self._max_tokens - seen.tokens
             seen.add(Tokens(*(x.flatten(0, 1)[:left] for x in tokens)), self._weighted)
 
@@ -84,8 +85,9 @@ class _LayerStatistics:
     def __init__(self, layer: SparseDeltaMemory, device: torch.device) -> None:
         size = (layer.num_heads, layer.num_slots)
         self.tokens = 0
-        self._gates: dict[str, list[Tensor]] = {}  # smallest, sum, largest
-        self._num_gates: dict[str, int] = {}
+        # Smallest, sum, largest.
+        self._gates = {name: _extremes_and_sum(device) for name in ("forget_gate", "input_gate")}
+        self._num_gates = dict.fromkeys(self._gates, 0)
         self._strength = {name: torch.zeros(size, dtype=torch.float64, device=device) for name in ("written", "read")}
         self._used = {name: torch.zeros(size, dtype=torch.bool, device=device) for name in self._strength}
 
@@ -94,9 +96,9 @@ class _LayerStatistics:
         self.tokens += len(tokens.beta)
         for name, gate in (("forget_gate", tokens.log_decay.float().exp()), ("input_gate", tokens.beta.float())):
             new = [gate.min(), gate.double().sum(), gate.max()]
-            low, total, high = self._gates.setdefault(name, [new[0], torch.zeros_like(new[1]), new[2]])
+            low, total, high = self._gates[name]
             self._gates[name] = [torch.minimum(low, new[0]), total + new[1], torch.maximum(high, new[2])]
-            self._num_gates[name] = self._num_gates.get(name, 0) + gate.numel()
+            self._num_gates[name] += gate.numel()
         written = tokens.write_weight.abs() * tokens.beta.unsqueeze(-1)
         self._access("written", tokens.write_index, written if weighted else None)
         self._access("read", tokens.read_index, tokens.read_weight.abs() if weighted else None)
@@ -120,6 +122,12 @@ class _LayerStatistics:
             result[f"slots_{name}"] = float(parallel.largest_(self._used[name].double()).mean())
             result[f"entropy_{name}"] = normalized_entropy(parallel.add_up_(strength))
         return result
+
+
+def _extremes_and_sum(device: torch.device) -> list[Tensor]:
+    """Those of no numbers at all."""
+    low, high = (torch.tensor(x, device=device) for x in (math.inf, -math.inf))
+    return [low, torch.zeros((), dtype=torch.float64, device=device), high]
 
 
 def normalized_entropy(strength_HN: Tensor) -> float:

@@ -262,7 +262,8 @@ class Trainer:
             piece = piece.to(self.device)
             self.parallel.reduce_gradients(self.model, last=place == len(pieces) - 1)
             with self._explained(piece):
-                with self.statistics.watch(self.model) if watch_memory else contextlib.nullcontext():
+                counts = bool(self._pieces[place])
+                with self.statistics.watch(self.model, counts) if watch_memory else contextlib.nullcontext():
                     piece_loss = self._loss(piece, num_targets, place)
                 piece_loss.backward()
                 loss += piece_loss.item()
