@@ -100,8 +100,18 @@ def join(device: torch.device) -> Ranks:
     if not dist.is_initialized():
         if device.type == "cuda":
             torch.cuda.set_device(device)
-        dist.init_process_group("cpu:gloo,cuda:nccl" if device.type == "cuda" else "gloo")
+        store, rank, size = next(iter(dist.rendezvous("env://")))
+        backend = "cpu:gloo,cuda:nccl" if device.type == "cuda" else "gloo"
+        dist.init_process_group(backend, store=dist.PrefixStore(_attempt(), store), rank=rank, world_size=size)
     return Ranks(dist.get_rank(), dist.get_world_size(), dist.new_group(backend="gloo", timeout=PATIENCE))
+
+
+def _attempt() -> str:
+    """torchrun keeps one store over all its restarts, with the addresses of processes that are dead. With
+    TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1 it makes a new one each time."""
+    if os.environ.get("TORCH_DISABLE_SHARE_RDZV_TCP_STORE") == "1":
+        return "sdm"
+    return f"sdm-{os.environ.get('TORCHELASTIC_RESTART_COUNT', '0')}-{world_size()}"
 
 
 def leave() -> None:
