@@ -16,4 +16,12 @@ def console() -> Any:
 
 
 def show(*parts: Any) -> None:
-    console().print(*parts)
+    """Print tables and lines. A table that is wider than the terminal keeps its numbers whole."""
+    from rich.measure import Measurement
+    from rich.table import Table
+
+    out = console()
+    for part in parts:
+        if isinstance(part, Table) and any(column.no_wrap for column in part.columns):
+            out.width = max(out.width, Measurement.get(out, out.options.update(width=1000), part).maximum)
+    out.print(*parts)
