@@ -116,7 +116,7 @@ print(*sdm.ops.available_backends())
 def test_a_missing_core_is_said_once_at_import() -> None:
     command = [sys.executable, "-c", WITHOUT + USE, str(ROOT / "src")]
     done = subprocess.run(command, capture_output=True, text=True, check=True)
-    assert done.stdout.split() == ["reference", "chunked"]
+    assert [name for name in done.stdout.split() if name != "triton"] == ["reference", "chunked"]
     at_import, later = done.stderr.split("imported\n")
     assert at_import.count("without its compiled core") == 1
     assert "C++17 compiler" in at_import

@@ -205,6 +205,16 @@ class SlicedMamba2(_OnSlices, Mamba2):
         return self._output(x, readings, value)
 
 
+class SlicedProductKeys(_OnSlices, ProductKeyMemory):
+    """It looks at one token at a time, and need not know which documents the tokens are of."""
+
+    def forward(self, x: Tensor, cu_seqlens: Tensor | None = None, **others: Any) -> Tensor:  # type: ignore[override]
+        _refuse(**others)
+        y = ProductKeyMemory.forward(self, x)
+        assert isinstance(y, Tensor)
+        return y
+
+
 def _over_heads(
     rule: Callable[..., Any], tokens: tuple[Tensor, ...], group: Group, initial_state: Tensor | None, **options: Any
 ) -> Tensor:
@@ -264,5 +274,5 @@ _SPLIT: dict[type[nn.Module], Callable[[Any, Group], None]] = {
     GatedDeltaNet: _becomes(SlicedDeltaNet),
     Mamba2: _becomes(SlicedMamba2),
     FullAttention: _becomes(SlicedFullAttention),
-    ProductKeyMemory: lambda layer, group: None,  # it looks at one token at a time
+    ProductKeyMemory: _becomes(SlicedProductKeys),
 }
