@@ -1,0 +1,10 @@
+"""A page for people: what the paper says, what was found, and everything to check it by.
+
+page = Page("Recall", "SDM keeps 256 pairs apart.", (Finding("recall", ..., "agrees"),))
+write_page(page, Path("runs/quick"))  # report.html, figures/NAME.png and .svg, data/NAME.csv
+"""
+
+from sdm.analysis.pages.page import Finding, Illustration, Page, Section, Verdict
+from sdm.analysis.pages.write import write_page
+
+__all__ = ["Finding", "Illustration", "Page", "Section", "Verdict", "write_page"]

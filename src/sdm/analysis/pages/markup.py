@@ -1,0 +1,217 @@
+"""The page as one HTML text: no script, nothing from a network. Every word of the data goes through `escape`."""
+
+from __future__ import annotations
+
+import base64
+import html
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from sdm.analysis.pages.names import distinct
+from sdm.analysis.pages.page import Finding, Illustration, Page, Section, Verdict
+from sdm.analysis.pages.pictures import Drawn
+from sdm.evaluation.report import Table
+
+ROWS = 60  # of a figure's data that the page itself shows
+STYLE = Path(__file__).with_name("style.css")
+# Even a mistake in this file could not load or run anything.
+POLICY = "default-src 'none'; img-src data:; style-src 'unsafe-inline'; base-uri 'none'; form-action 'none'"
+MEDIA = {"svg": "image/svg+xml", "png": "image/png"}
+
+# Drawn, so that they look alike with every font. 16 x 16, a stroke each.
+ICONS: dict[Verdict, str] = {
+    "agrees": "M3 8.5l3.2 3.2L13 4.8",
+    "differs": "M3 6h10M3 10h10M10 3L6 13",
+    "unclear": "M5.2 6a2.8 2.8 0 1 1 4.2 2.4c-.9.5-1.4 1-1.4 2M8 12.6v.4",
+    "failed": "M4 4l8 8M12 4l-8 8",
+    "missing": "M3 8h1.5M7.2 8h1.6M11.5 8H13",
+}
+MEANINGS: dict[Verdict, str] = {
+    "agrees": "the direction is the paper's",
+    "differs": "the direction is not the paper's",
+    "unclear": "the interval allows both",
+    "failed": "it was run and did not end well",
+    "missing": "it was not run",
+}
+
+
+def document(page: Page, drawn: Mapping[int, Drawn]) -> str:
+    """`drawn` has every illustration of the page by its identity."""
+    anchors = _anchors(page)
+    findings = [_finding(one, anchor, drawn) for one, anchor in zip(page.findings, anchors, strict=True)]
+    return "\n".join(
+        (
+            '<!DOCTYPE html>\n<html lang="en">\n<head>\n<meta charset="utf-8">',
+            f'<meta http-equiv="Content-Security-Policy" content="{escape(POLICY)}">',
+            '<meta name="viewport" content="width=device-width, initial-scale=1">',
+            '<meta name="color-scheme" content="light dark">',
+            f"<title>{escape(page.title)}</title>",
+            f"<style>\n{STYLE.read_text()}</style>\n</head>\n<body>",
+            '<a class="skip" href="#findings">Skip to the findings</a>',
+            f"<header>\n<h1>{escape(page.title)}</h1>",
+            *(f'<p class="lead">{text(part)}</p>' for part in re.split(r"\n\s*\n", page.lead.strip()) if part),
+            "</header>\n<main>",
+            _overview(page, anchors),
+            '<div id="findings">',
+            *findings,
+            "</div>",
+            _details(page.sections),
+            "</main>\n</body>\n</html>\n",
+        )
+    )
+
+
+def escape(value: Any) -> str:
+    """Control characters are no characters of HTML."""
+    return html.escape(
+        re.sub(r"[\x00-\x08\x0b\x0c\x0e-\x1f\x7f\ud800-\udfff]", "\N{REPLACEMENT CHARACTER}", str(value))
+    )
+
+
+def text(value: str) -> str:
+    """`words in backticks` become code."""
+    return re.sub(r"`([^`\n]+)`", r"<code>\1</code>", escape(value))
+
+
+def _anchors(page: Page) -> list[str]:
+    taken = {"findings", "overview", "details"}
+    return [distinct(finding.key, taken) for finding in page.findings]
+
+
+def _badge(verdict: Verdict) -> str:
+    icon = f'<svg viewBox="0 0 16 16" aria-hidden="true" focusable="false"><path d="{ICONS[verdict]}"/></svg>'
+    return f'<span class="verdict {verdict}">{icon}{verdict}</span>'
+
+
+def _overview(page: Page, anchors: Sequence[str]) -> str:
+    """On a phone a row becomes a card; the roles keep it a table for those who hear it."""
+    if not page.findings:
+        return ""
+    heads = ("claim", "found here", "paper", "verdict")
+    rows = []
+    for finding, anchor in zip(page.findings, anchors, strict=True):
+        cells = (text(finding.found), text(finding.paper), _badge(finding.verdict))
+        claim = f'<a href="#{anchor}">{escape(finding.title)}</a><span class="claim">{text(finding.claim)}</span>'
+        shown = (
+            f'<td role="cell" data-label="{head}">{cell}</td>' for head, cell in zip(heads[1:], cells, strict=True)
+        )
+        rows.append(f'<tr role="row"><th role="rowheader" scope="row">{claim}</th>{"".join(shown)}</tr>')
+    used = dict.fromkeys(finding.verdict for finding in page.findings)
+    legend = "; ".join(f"{verdict}: {MEANINGS[verdict]}" for verdict in MEANINGS if verdict in used)
+    return "\n".join(
+        (
+            '<section id="overview" aria-labelledby="overview-title">\n<h2 id="overview-title">At a glance</h2>',
+            '<table class="overview" role="table">\n<thead role="rowgroup"><tr role="row">',
+            *(f'<th role="columnheader" scope="col">{head}</th>' for head in heads),
+            '</tr></thead>\n<tbody role="rowgroup">',
+            *rows,
+            f'</tbody>\n</table>\n<p class="legend">{legend}.</p>\n</section>',
+        )
+    )
+
+
+def _finding(finding: Finding, anchor: str, drawn: Mapping[int, Drawn]) -> str:
+    pictures = [_picture(one, drawn[id(one)]) for one in finding.illustrations]
+    beside = _list("Not the paper's recipe", "deviations", finding.deviations)
+    beside += _list("Notes", "notes", finding.notes)
+    kind = "evidence both" if pictures and beside else "evidence"
+    evidence = "".join(
+        (
+            f'<div class="{kind}">\n' if pictures or beside else "",
+            f'<div class="pictures">\n{"".join(pictures)}</div>\n' if pictures else "",
+            f'<div class="beside">\n{beside}</div>\n' if beside else "",
+            "</div>" if pictures or beside else "",
+        )
+    )
+    return "\n".join(
+        (
+            f'<section class="finding" id="{anchor}" aria-labelledby="{anchor}-title">',
+            f'<h2 id="{anchor}-title">{escape(finding.title)}</h2>',
+            f'<p class="claim"><span class="label">The paper says</span> {text(finding.claim)}</p>',
+            '<dl class="answer">',
+            f'<div class="found"><dt>Found here</dt><dd>{text(finding.found)}</dd></div>',
+            f'<div class="paper"><dt>Paper</dt><dd>{text(finding.paper)}</dd></div>',
+            f"<div><dt>Direction</dt><dd>{_badge(finding.verdict)}</dd></div>\n</dl>",
+            _why(finding),
+            evidence,
+            *map(_table, finding.tables),
+            "</section>",
+        )
+    )
+
+
+def _why(finding: Finding) -> str:
+    if not finding.why:
+        return ""
+    if "\n" in finding.why.strip():  # a log
+        return f'<pre class="why" tabindex="0">{escape(finding.why.strip())}</pre>'
+    return f'<p class="why">{text(finding.why)}</p>'
+
+
+def _list(title: str, kind: str, items: Iterable[str]) -> str:
+    shown = "\n".join(f"<li>{text(item)}</li>" for item in items)
+    return f'<div class="{kind}">\n<h3>{title}</h3>\n<ul>\n{shown}\n</ul>\n</div>\n' if shown else ""
+
+
+def _picture(illustration: Illustration, drawn: Drawn) -> str:
+    links = " ".join(
+        f'<a href="{path}">{path.rsplit(".", 1)[1].upper()}</a>' for path in sorted(drawn.files, reverse=True)
+    )
+    if drawn.fault:
+        picture = f'<p class="why">This figure could not be drawn: {escape(drawn.fault)}</p>'
+    else:
+        source = f"data:{MEDIA[drawn.kind]};base64,{base64.b64encode(drawn.shown).decode()}"
+        picture = f'<div class="card"><img src="{source}" alt="{escape(illustration.alt)}"></div>'
+    return (
+        f"<figure>\n{picture}\n<figcaption>{text(illustration.caption)}\n"
+        f'<span class="files">Files beside this page: {links}</span></figcaption>\n{_numbers(illustration)}</figure>\n'
+    )
+
+
+def _numbers(illustration: Illustration) -> str:
+    """The data itself, unless it is long: a page that was sent on alone still has it."""
+    if not 0 < len(illustration.rows) <= ROWS:
+        return ""
+    rows = [tuple(map(_number, row)) for row in illustration.rows]
+    table = _table(Table("", illustration.columns, rows))
+    return f"<details>\n<summary>The numbers</summary>\n{table}\n</details>\n"
+
+
+def _number(value: Any) -> str:
+    return "" if value is None else f"{value:.5g}" if isinstance(value, float) else str(value)
+
+
+def _table(table: Table) -> str:
+    """In a box that scrolls by itself when it is wider than the page."""
+    rows = []
+    for row in table.rows:
+        first, *others = (escape(cell) for cell in row)
+        rows.append(f'<tr><th scope="row">{first}</th>{"".join(f"<td>{cell}</td>" for cell in others)}</tr>')
+    caption = f"<caption>{escape(table.title)}</caption>" if table.title else ""
+    label = f' aria-label="{escape(table.title)}"' if table.title else ' aria-label="numbers"'
+    return "\n".join(
+        (
+            f'<div class="scroll" role="region" tabindex="0"{label}>\n<table class="numbers">{caption}\n<thead><tr>',
+            *(f'<th scope="col">{escape(head)}</th>' for head in table.columns),
+            "</tr></thead>\n<tbody>",
+            *rows,
+            "</tbody>\n</table>\n</div>",
+            f'<p class="below">{text(table.caption)}</p>' if table.caption else "",
+        )
+    )
+
+
+def _details(sections: Sequence[Section]) -> str:
+    if not sections:
+        return ""
+    parts = ['<section id="details" aria-labelledby="details-title">\n<h2 id="details-title">Details</h2>']
+    for section in sections:
+        parts.append(f"<details>\n<summary>{escape(section.title)}</summary>")
+        parts += [f"<p>{text(paragraph)}</p>" for paragraph in section.paragraphs]
+        parts += map(_table, section.tables)
+        if section.preformatted:
+            parts.append(f'<pre tabindex="0">{escape(section.preformatted.rstrip())}</pre>')
+        parts.append("</details>")
+    return "\n".join((*parts, "</section>"))

@@ -1,0 +1,102 @@
+"""A page as files: report.html, and beside it every figure as PNG and SVG and its data as CSV."""
+
+from __future__ import annotations
+
+import contextlib
+import csv
+import io
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from sdm.analysis.pages import pictures
+from sdm.analysis.pages.markup import document
+from sdm.analysis.pages.names import distinct
+from sdm.analysis.pages.page import Illustration, Page
+from sdm.analysis.pages.pictures import Drawn
+from sdm.files import new_file
+
+REPORT = "report.html"
+LARGEST = 3_000_000  # bytes of the page
+
+
+def write_page(page: Page, folder: Path) -> Path:
+    """Write report.html and its files into a folder, which may hold others; files of the same names are replaced.
+
+    All files are written in full before the first takes its name: when the disk is full or may not be written to, what
+    was there before is there still. An illustration that cannot be drawn is shown as its fault.
+    """
+    drawn = _draw_all(page)
+    text = _fitting(page, drawn)
+    files = {REPORT: text} | {name: data for one in drawn.values() for name, data in one.files.items()}
+    with _made_folders(*{(folder / name).parent for name in files}), contextlib.ExitStack() as stack:
+        for name, data in files.items():  # the last takes its name first: the page comes after what it links to
+            stack.enter_context(new_file(folder / name)).write_bytes(data)
+    return folder / REPORT
+
+
+def _draw_all(page: Page) -> dict[int, Drawn]:
+    """By the identity of the illustration."""
+    taken: set[str] = set()
+    drawn: dict[int, Drawn] = {}
+    for illustration in (one for finding in page.findings for one in finding.illustrations):
+        if id(illustration) not in drawn:
+            drawn[id(illustration)] = _draw(illustration, distinct(illustration.name, taken))
+    return drawn
+
+
+def _draw(illustration: Illustration, stem: str) -> Drawn:
+    files = {f"data/{stem}.csv": csv_text(illustration).encode(errors="backslashreplace")}
+    try:
+        made = {"svg": pictures.svg(illustration.figure), "png": pictures.png(illustration.figure)}
+    except Exception as error:  # of whatever kind: the rest of the page does not depend on it
+        return Drawn(stem, files, f"{type(error).__name__}: {' '.join(str(error).split())}")
+    return Drawn(stem, files | {f"figures/{stem}.{kind}": data for kind, data in made.items()})
+
+
+def _fitting(page: Page, drawn: dict[int, Drawn]) -> bytes:
+    """The page with its figures as SVG; while it is too large, the largest become PNG where that is smaller."""
+    while True:
+        text = document(page, drawn).encode()
+        if len(text) <= LARGEST:
+            return text
+        gains = {
+            key: len(one.shown) - len(one.files[f"figures/{one.stem}.png"])
+            for key, one in drawn.items()
+            if not one.fault and one.kind == "svg"
+        }
+        key = max(gains, key=gains.__getitem__, default=None)
+        if key is None or gains[key] <= 0:
+            return text
+        drawn[key].kind = "png"
+
+
+def csv_text(illustration: Illustration) -> str:
+    file = io.StringIO()
+    writer = csv.writer(file, lineterminator="\n")
+    writer.writerow(map(_cell, illustration.columns))
+    writer.writerows([_cell(value) for value in row] for row in illustration.rows)
+    return file.getvalue()
+
+
+def _cell(value: Any) -> Any:
+    """Numbers with all their digits. Text that a spreadsheet would take for a formula is marked as text."""
+    if isinstance(value, str) and re.match(r"[=+@\t\r]|-(?![\d.])", value):
+        return f"'{value}"
+    return "" if value is None else value
+
+
+@contextlib.contextmanager
+def _made_folders(*folders: Path) -> Iterator[None]:
+    """Folders that are there; those that were not go again if the block fails, unless something is in them."""
+    new = sorted({part for folder in folders for part in (folder, *folder.parents) if not part.exists()}, reverse=True)
+    try:
+        for folder in folders:
+            folder.mkdir(parents=True, exist_ok=True)
+        yield
+    except BaseException:
+        for folder in new:
+            with contextlib.suppress(OSError):
+                folder.rmdir()
+        raise
