@@ -22,22 +22,19 @@ template <class Real, int S, bool Retrieves>
 SDM_INLINE Tile<Real, S> pushed(const Stream<Real>& stream, const BackwardSlab<Real>& slab, int64_t t, int64_t at) {
   if constexpr (!Retrieves) return load_channels<Real, S>(stream.value + at, slab.channels);
   Tile<Real, S> u = load_channels<Real, S>(slab.residual + at, slab.channels);
-  const Vector<Real> beta = broadcast<Real>(stream.beta[t * stream.heads]);
-  for (auto& x : u.v) x *= beta;
-  return u;
+  return u *= stream.beta[t * stream.heads];
 }
 
 // Slots that left after token t come back: the memory as it was then, and no gradient yet.
 template <class Real, int S>
 SDM_INLINE void return_rows(const Stream<Real>& stream, const BackwardSlab<Real>& slab, int64_t t) {
-  using T = Tile<Real, S>;
   const int32_t first = stream.left_before[t], last = stream.left_before[t + 1];
   const int32_t kept = stream.kept_before[t + 1] - stream.kept_before[t];
   const Real* from = slab.kept_rows + int64_t{stream.kept_before[t]} * S;
   for (int32_t n = first; n < last; ++n) {
     Real* row = slab.table + int64_t{stream.left_row[n]} * (2 * S);
     if (n - first < kept) {
-      for (int v = 0; v < T::V; ++v) store(row + v * kLanes<Real>, load(from + v * kLanes<Real>));
+      Tile<Real, S>::load_from(from).store_to(row);
       from += S;
     }
     clear<Real, S>(row + S);
@@ -47,19 +44,14 @@ SDM_INLINE void return_rows(const Stream<Real>& stream, const BackwardSlab<Real>
 // Slots that were born at token t hand over the gradient of the initial state.
 template <class Real, int S>
 SDM_INLINE void hand_over_gradient(const Stream<Real>& stream, const BackwardSlab<Real>& slab, int64_t t) {
-  using T = Tile<Real, S>;
   for (int32_t n = stream.born_before[t]; n < stream.born_before[t + 1]; ++n) {
     Real* to = slab.grad_initial + int64_t{stream.born_slot[n]} * stream.channels;
     const Real* from = slab.table + int64_t{stream.born_row[n]} * (2 * S) + S;
-    T tile;
-    for (int v = 0; v < T::V; ++v) tile.v[v] = load(from + v * kLanes<Real>);
-    if (slab.adds_initial) {
-      const T before = load_channels<Real, S>(to, slab.channels);
-      for (int v = 0; v < T::V; ++v) tile.v[v] += before.v[v];
-    }
+    Tile<Real, S> tile = Tile<Real, S>::load_from(from);
+    if (slab.adds_initial) tile += load_channels<Real, S>(to, slab.channels);
     const bool aligned = reinterpret_cast<uintptr_t>(to) % SDM_VECTOR_BYTES == 0;
     if (slab.past_caches && aligned && slab.channels == S) {
-      for (int v = 0; v < T::V; ++v) stream_past(to + v * kLanes<Real>, tile.v[v]);
+      tile.stream_to(to);
     } else {
       store_channels<Real, S>(to, tile, slab.channels);
     }
@@ -71,7 +63,6 @@ SDM_INLINE void hand_over_gradient(const Stream<Real>& stream, const BackwardSla
 template <class Real, int S, bool Retrieves, bool PerWrite>
 SDM_INLINE void replay_slab(const Stream<Real>& stream, const BackwardSlab<Real>& slab) {
   using T = Tile<Real, S>;
-  constexpr int L = kLanes<Real>;
   const int W = stream.writes;
   Real* copy = slab.saved_rows;
   Real* kept = slab.kept_rows;
@@ -88,18 +79,16 @@ SDM_INLINE void replay_slab(const Stream<Real>& stream, const BackwardSlab<Real>
     for (int i = 0; i < W; ++i) {
       Real* row = slab.table + int64_t{write_row[i]} * (2 * S);
       next_writes.fetch(i);
-      const Vector<Real> f = broadcast<Real>(factor[PerWrite ? i : 0]), k = broadcast<Real>(push[i]);
       if (restore[i] == Restore::kCopy) {
-        for (int v = 0; v < T::V; ++v) store(copy + v * L, load(row + v * L));
+        T::load_from(row).store_to(copy);
         copy += S;
       }
-      for (int v = 0; v < T::V; ++v) store(row + v * L, f * load(row + v * L) + k * u.v[v]);
+      u.write_into(row, factor[PerWrite ? i : 0], push[i]);
     }
     if (!stream.left_before) continue;
     const int32_t* left_row = stream.left_row + stream.left_before[t];
     for (int32_t n = stream.kept_before[t]; n < stream.kept_before[t + 1]; ++n, ++left_row, kept += S) {
-      const Real* row = slab.table + int64_t{*left_row} * (2 * S);
-      for (int v = 0; v < T::V; ++v) stream_past(kept + v * L, load(row + v * L));
+      T::load_from(slab.table + int64_t{*left_row} * (2 * S)).stream_to(kept);
     }
   }
   finish_streaming();
@@ -169,13 +158,9 @@ SDM_INLINE void backward_slab(const Stream<Real>& stream, const BackwardSlab<Rea
     T dr = {};
     Vector<Real> beta_lanes = {};
     if constexpr (Retrieves) {
-      const Vector<Real> beta = broadcast<Real>(stream.beta[t * stream.heads]);
-      const T e = load_channels<Real, S>(slab.residual + at, slab.channels);
-      for (int v = 0; v < T::V; ++v) {
-        beta_lanes += du.v[v] * e.v[v];
-        du.v[v] *= beta;
-        dr.v[v] = -du.v[v];
-      }
+      beta_lanes = dot_lanes(du, load_channels<Real, S>(slab.residual + at, slab.channels));
+      du *= stream.beta[t * stream.heads];
+      dr = -du;
     }
     store_channels<Real, S>(slab.grad_value + at, du, slab.channels);
 

@@ -4,91 +4,10 @@
 
 #include <type_traits>
 
-#include "simd.h"
-#include "sparse_delta_rule/slabs.h"
+#include "sparse_delta_rule/tile.h"
 
 namespace sdm {
 namespace SDM_ISA {
-
-// ---- rows as they are stored: in the type of the computation, or as bfloat16 --------------------------------------
-
-SDM_INLINE Vector<float> load_row(const float* row) { return load(row); }
-SDM_INLINE Vector<double> load_row(const double* row) { return load(row); }
-SDM_INLINE void store_row(float* row, Vector<float> v) { store(row, v); }
-SDM_INLINE void store_row(double* row, Vector<double> v) { store(row, v); }
-
-typedef uint16_t HalfWords __attribute__((vector_size(SDM_VECTOR_BYTES / 2)));
-typedef uint32_t Words __attribute__((vector_size(SDM_VECTOR_BYTES)));
-
-SDM_INLINE Vector<float> load_row(const BFloat16* row) {
-  HalfWords halves;
-  std::memcpy(&halves, row, sizeof halves);
-  return reinterpret_cast<Vector<float>>(__builtin_convertvector(halves, Words) << 16);
-}
-
-SDM_INLINE void store_row(BFloat16* row, Vector<float> v) {
-  const Words bits = reinterpret_cast<Words>(v);
-  const Words nearest_even = (bits + 0x7fff + ((bits >> 16) & 1)) >> 16;
-  const Words not_a_number = reinterpret_cast<Words>(v != v);
-  const HalfWords halves =
-      __builtin_convertvector((nearest_even & ~not_a_number) | (not_a_number & 0x7fc0), HalfWords);
-  std::memcpy(row, &halves, sizeof halves);
-}
-
-SDM_INLINE float to_real(BFloat16 x) {
-  const uint32_t bits = static_cast<uint32_t>(x.bits) << 16;
-  float out;
-  std::memcpy(&out, &bits, sizeof out);
-  return out;
-}
-template <class Real>
-SDM_INLINE Real to_real(Real x) {
-  return x;
-}
-
-template <class Real>
-SDM_INLINE void assign(Real& to, Real x) {
-  to = x;
-}
-SDM_INLINE void assign(BFloat16& to, float x) {
-  uint32_t bits;
-  std::memcpy(&bits, &x, sizeof bits);
-  to.bits = static_cast<uint16_t>(x == x ? (bits + 0x7fff + ((bits >> 16) & 1)) >> 16 : 0x7fc0);
-}
-
-// ---- a tile: S channels in registers ------------------------------------------------------------------------------
-
-template <class Real, int S>
-struct Tile {
-  static constexpr int V = S / kLanes<Real>;
-  static_assert(V >= 1 && S % kLanes<Real> == 0, "a slab is a whole number of vectors");
-  Vector<Real> v[V];
-};
-
-// The last slab of a row may have fewer than S channels; the others of the tile are zero.
-template <class Real, int S>
-SDM_INLINE Tile<Real, S> load_channels(const Real* from, int64_t channels) {
-  Tile<Real, S> tile;
-  if (__builtin_expect(channels == S, 1)) {
-    for (int i = 0; i < tile.V; ++i) tile.v[i] = load(from + i * kLanes<Real>);
-  } else {
-    Real padded[S] = {};
-    for (int64_t c = 0; c < channels; ++c) padded[c] = from[c];
-    for (int i = 0; i < tile.V; ++i) tile.v[i] = load(padded + i * kLanes<Real>);
-  }
-  return tile;
-}
-
-template <class Real, int S>
-SDM_INLINE void store_channels(Real* to, const Tile<Real, S>& tile, int64_t channels) {
-  if (__builtin_expect(channels == S, 1)) {
-    for (int i = 0; i < tile.V; ++i) store(to + i * kLanes<Real>, tile.v[i]);
-  } else {
-    Real padded[S];
-    for (int i = 0; i < tile.V; ++i) store(padded + i * kLanes<Real>, tile.v[i]);
-    for (int64_t c = 0; c < channels; ++c) to[c] = padded[c];
-  }
-}
 
 // Rows that are visited soon. L3 is far away, so each loop over rows asks for the rows of the loop after it, one
 // request per row of its own: a burst of requests would fill the miss buffers and stall.
@@ -120,21 +39,17 @@ SDM_INLINE Tile<Real, S> weighted_rows(const Stored* table, int64_t stride, cons
     for (int n = 0; n < kSideBySide; ++n) {
       const Stored* row = table + rows[i + n] * stride;
       next.fetch(i + n);
-      const Vector<Real> w = broadcast<Real>(scale ? weight[i + n] * scale[i + n] : weight[i + n]);
-      for (int v = 0; v < T::V; ++v) sum[n].v[v] += w * load_row(row + v * kLanes<Real>);
+      sum[n].add(scale ? weight[i + n] * scale[i + n] : weight[i + n], row);
     }
   }
   for (; i < count; ++i) {
     const Stored* row = table + rows[i] * stride;
     next.fetch(i);
-    const Vector<Real> w = broadcast<Real>(scale ? weight[i] * scale[i] : weight[i]);
-    for (int v = 0; v < T::V; ++v) sum[0].v[v] += w * load_row(row + v * kLanes<Real>);
+    sum[0].add(scale ? weight[i] * scale[i] : weight[i], row);
   }
   next.fetch_from(count);
   for (int half = kSideBySide / 2; half > 0; half /= 2) {
-    for (int n = 0; n < half; ++n) {
-      for (int v = 0; v < T::V; ++v) sum[n].v[v] += sum[n + half].v[v];
-    }
+    for (int n = 0; n < half; ++n) sum[n] += sum[n + half];
   }
   return sum[0];
 }
@@ -161,10 +76,8 @@ SDM_INLINE void fill_new_rows(const Stream<Real>& stream, int64_t t, const Real*
     }
   }
   for (int32_t n = first; n < last; ++n) {
-    const Tile<Real, S> tile =
-        load_channels<Real, S>(initial + int64_t{stream.born_slot[n]} * stream.channels, channels);
     Real* to = table + int64_t{stream.born_row[n]} * Columns;
-    for (int v = 0; v < tile.V; ++v) store(to + v * kLanes<Real>, tile.v[v]);
+    load_channels<Real, S>(initial + int64_t{stream.born_slot[n]} * stream.channels, channels).store_to(to);
     clear<Real, Columns - S>(to + S);
   }
 }
@@ -174,7 +87,6 @@ SDM_INLINE void fill_new_rows(const Stream<Real>& stream, int64_t t, const Real*
 template <class Real, class Stored, int S, bool Retrieves, bool PerWrite>
 SDM_INLINE void forward_slab(const Stream<Real>& stream, const ForwardSlab<Real>& slab) {
   using T = Tile<Real, S>;
-  constexpr int L = kLanes<Real>;
   const int W = stream.writes, R = stream.reads;
   const int64_t token_stride = stream.heads * stream.channels;
   const int64_t stride = slab.row_stride;
@@ -198,17 +110,13 @@ SDM_INLINE void forward_slab(const Stream<Real>& stream, const ForwardSlab<Real>
     if constexpr (Retrieves) {
       const T retrieved =
           weighted_rows<Real, Stored, S>(table, stride, write_row, push, PerWrite ? factor : nullptr, W, none);
-      const Vector<Real> scale = broadcast<Real>(PerWrite ? Real(1) : factor[0]);
-      const Vector<Real> beta = broadcast<Real>(stream.beta[t * stream.heads]);
-      for (int v = 0; v < T::V; ++v) u.v[v] -= scale * retrieved.v[v];
+      u -= (PerWrite ? Real(1) : factor[0]) * retrieved;
       if (slab.residual) store_channels<Real, S>(slab.residual + at, u, slab.channels);
-      for (int v = 0; v < T::V; ++v) u.v[v] *= beta;
+      u *= stream.beta[t * stream.heads];
     }
     for (int i = 0; i < W; ++i) {
-      Stored* row = table + write_row[i] * stride;
       reads.fetch(i);
-      const Vector<Real> f = broadcast<Real>(factor[PerWrite ? i : 0]), k = broadcast<Real>(push[i]);
-      for (int v = 0; v < T::V; ++v) store_row(row + v * L, f * load_row(row + v * L) + k * u.v[v]);
+      u.write_into(table + write_row[i] * stride, factor[PerWrite ? i : 0], push[i]);
     }
     reads.fetch_from(W);
     const T y = weighted_rows<Real, Stored, S>(table, stride, read_row, read_weight, nullptr, R, next_writes);
