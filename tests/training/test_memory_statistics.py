@@ -10,9 +10,10 @@ import pytest
 import torch
 
 from sdm.layers import ShiftedKeys, SparseDeltaMemory
+from sdm.layers.memory_statistics import normalized_entropy
 from sdm.run import Run
 from sdm.training import ComputeConfig, MonitorConfig, ScheduleConfig, Trainer
-from sdm.training.memory_statistics import MemoryStatistics, normalized_entropy
+from sdm.training.memory_statistics import MemoryStatistics
 from tiny_models import VOCABULARY, tiny_model
 from training.runs import recall_run, text_run
 

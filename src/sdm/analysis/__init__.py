@@ -1,1 +1,1 @@
-"""Probes, tables and figures: data in, picture out."""
+"""Probes, fits, tables and figures: data in, numbers or pictures out."""

@@ -27,6 +27,7 @@ from sdm.data.config import CorpusConfig
 from sdm.data.loader import open_data
 from sdm.ending import Interrupted, PostponedSignals, silence
 from sdm.files import remove_leftovers
+from sdm.layers.memory_statistics import evaluating
 from sdm.models import SDMConfig, SDMForCausalLM
 from sdm.ranks import is_lost
 from sdm.run import Run
@@ -41,7 +42,7 @@ from sdm.training.alike import check_alike, of_data, of_process
 from sdm.training.carried import CarriedStates
 from sdm.training.guards import Guard
 from sdm.training.initial_weights import load_weights
-from sdm.training.memory_statistics import STEP_TOKENS, MemoryStatistics, evaluating
+from sdm.training.memory_statistics import STEP_TOKENS, MemoryStatistics
 from sdm.training.monitor import Monitor, NoMonitor
 from sdm.training.optimizer import make_optimizer, set_learning_rate, start_moments
 from sdm.training.parallel import start

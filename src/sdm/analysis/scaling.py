@@ -1,0 +1,267 @@
+"""Power laws: the loss of models against the compute that they were trained with.
+
+    L = a C^-b              form "power", a straight line on logarithmic axes
+    L = e + a C^-b          form "irreducible", with a loss e that no compute takes away
+
+A ladder has few levels, a handful of numbers to say how well it is known, so the intervals must know that too. What is
+fitted is the mean of log L of each level: a level counts once, however many runs (seeds) it has. How far levels lie
+from the law is estimated from their residuals, how far runs of one level lie apart from the runs; a level cannot be
+known better than its runs allow. The bootstrap is parametric, for four residuals are no distribution to draw from: each
+of its samples first draws these two scales, by the chi-square distribution of their estimates, then new levels, then
+fits again. For the plain power law with one run a level its intervals are Student's: they hold the next level as often
+as they say. With several runs they hold it somewhat more often.
+
+Shapes: S samples of the bootstrap, L levels, X places to predict at.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+Form = Literal["power", "irreducible"]
+PARAMETERS: dict[str, int] = {"power": 2, "irreducible": 3}
+CONFIDENCE = 0.95
+_EXPONENTS = np.geomspace(1e-3, 4.0, 41)  # where the search for b begins
+_ZOOMS = 7
+_LARGEST_LOG = 700.0  # exp of more is infinite
+Array = NDArray[np.float64]
+
+
+@dataclass(frozen=True)
+class Prediction:
+    """What a law says at one place or several, and the interval that a new level falls into 95 times of 100."""
+
+    value: Any
+    low: Any
+    high: Any
+
+    def contains(self, y: ArrayLike) -> Any:
+        """Whether measured values lie inside."""
+        inside = (np.asarray(y) >= self.low) & (np.asarray(y) <= self.high)
+        return bool(inside) if inside.ndim == 0 else inside
+
+
+@dataclass(frozen=True, eq=False)
+class PowerLaw:
+    """A fitted law, L = e + a C^-b."""
+
+    form: Form
+    a: float
+    b: float
+    e: float
+    """Zero for the form "power"."""
+    r_squared: float
+    """Of the levels, in log L: the share of their variance that the law explains."""
+    r_squared_runs: float
+    """The same of all runs, which differ by their seeds as well."""
+    intervals: dict[str, tuple[float, float]]
+    """Of each coefficient, 95%."""
+    levels: tuple[float, ...]
+    """The distinct x that it was fitted to, ascending."""
+    runs: tuple[int, ...]
+    """How many runs each of them had."""
+    level_error: float
+    """Standard deviation of log L of a level (the mean of its runs) about the law."""
+    run_error: float
+    """Standard deviation of log L of a run about its level; zero if no level has two."""
+    seed: int
+    _samples: dict[str, Array] = field(repr=False)  # log_a, b, e, level and run variance, [S] each
+
+    def __call__(self, x: ArrayLike) -> Any:
+        """The loss by the law, without an interval."""
+        value = np.exp(_log_law(_log(x), math.log(self.a), self.b, self.e))
+        return float(value) if value.ndim == 0 else value
+
+    def predict(self, x: ArrayLike, runs: float | None = None) -> Prediction:
+        """The loss of a new level at x, with the interval for the mean of so many new runs; None: as many as the levels
+        had on average. One place gives floats, several give arrays."""
+        if runs is not None and not runs > 0:
+            raise ValueError(f"runs must be positive, got {runs}")
+        log_x = np.atleast_1d(_log(x))
+        drawn = self._samples
+        law_SX = _log_law(log_x, drawn["log_a"][:, None], drawn["b"][:, None], drawn["e"][:, None])
+        mean_runs = _harmonic_mean(self.runs)
+        variance_S = drawn["level"] - drawn["run"] / mean_runs + drawn["run"] / (runs or mean_runs)
+        noise_SX = np.random.default_rng([self.seed, 1]).standard_normal(law_SX.shape) * np.sqrt(variance_S)[:, None]
+        low, high = _exp(np.quantile(law_SX + noise_SX, _tails(), axis=0))
+        value = np.exp(_log_law(log_x, math.log(self.a), self.b, self.e))
+        if np.ndim(x) == 0:
+            return Prediction(float(value[0]), float(low[0]), float(high[0]))
+        return Prediction(value, low, high)
+
+    def band(self, x: ArrayLike) -> tuple[Array, Array]:
+        """The interval of the law itself at several places, narrower than that of a new level."""
+        drawn = self._samples
+        law_SX = _log_law(_log(x), drawn["log_a"][:, None], drawn["b"][:, None], drawn["e"][:, None])
+        low, high = _exp(np.quantile(law_SX, _tails(), axis=0))
+        return low, high
+
+    def describe(self) -> dict[str, Any]:
+        """Everything but the samples, as plain JSON."""
+        return {
+            "form": self.form,
+            **{name: getattr(self, name) for name in self.intervals},
+            "intervals": {name: list(ends) for name, ends in self.intervals.items()},
+            "r_squared": self.r_squared,
+            "r_squared_runs": self.r_squared_runs,
+            "levels": list(self.levels),
+            "runs": list(self.runs),
+            "level_error": self.level_error,
+            "run_error": self.run_error,
+        }
+
+
+def fit_power_law(
+    x: ArrayLike, y: ArrayLike, *, form: Form = "power", bootstrap: int = 1000, seed: int = 0
+) -> PowerLaw:
+    """Fit a power law to losses y at computes x.
+
+    Args:
+        x: FLOPs, or anything positive. Runs of the same x are seeds of one level.
+        y: their losses, positive.
+        form: "power" takes three levels or more, "irreducible" four.
+        bootstrap: samples that the intervals rest on.
+        seed: of the bootstrap. The same input gives the same result.
+    """
+    if form not in PARAMETERS:
+        raise ValueError(f"form must be one of {tuple(PARAMETERS)}, got {form!r}")
+    if bootstrap < 100:
+        raise ValueError(f"bootstrap must be at least 100 samples, got {bootstrap}")
+    computes, losses = _checked(x, y)
+    levels, place = np.unique(computes, return_inverse=True)
+    if len(levels) <= PARAMETERS[form]:
+        raise ValueError(
+            f"x has {len(levels)} distinct levels, but form {form!r} takes at least {PARAMETERS[form] + 1}: "
+            "with fewer nothing is left to say how well the law fits"
+        )
+    counts = np.bincount(place)
+    log_x, log_y = np.log(levels), np.log(losses)
+    means = np.bincount(place, log_y) / counts
+    (log_a,), (b,), (e,) = _fit(log_x, means[None], form)
+    fitted = _log_law(log_x, log_a, b, e)
+
+    freedom, run_freedom = len(levels) - PARAMETERS[form], len(losses) - len(levels)
+    level_variance = float(((means - fitted) ** 2).sum() / freedom)
+    run_variance = float(((log_y - means[place]) ** 2).sum() / run_freedom) if run_freedom else 0.0
+
+    random = np.random.default_rng([seed, 0])
+    run = run_variance * max(run_freedom, 1) / random.chisquare(max(run_freedom, 1), bootstrap)
+    level = np.maximum(
+        level_variance * freedom / random.chisquare(freedom, bootstrap), run / _harmonic_mean(tuple(counts))
+    )
+    drawn_SL = fitted + random.standard_normal((bootstrap, len(levels))) * np.sqrt(level)[:, None]
+    sampled = dict(zip(("log_a", "b", "e"), _fit(log_x, drawn_SL, form), strict=True))
+    coefficients = {"a": _exp(sampled["log_a"]), "b": sampled["b"]}
+    if form == "irreducible":
+        coefficients["e"] = sampled["e"]
+    return PowerLaw(
+        form=form,
+        a=float(_exp(log_a)),
+        b=float(b),
+        e=float(e),
+        r_squared=_r_squared(means, fitted),
+        r_squared_runs=_r_squared(log_y, fitted[place]),
+        intervals={name: tuple(map(float, np.quantile(found, _tails()))) for name, found in coefficients.items()},  # type: ignore[misc]
+        levels=tuple(map(float, levels)),
+        runs=tuple(map(int, counts)),
+        level_error=math.sqrt(level_variance),
+        run_error=math.sqrt(run_variance),
+        seed=seed,
+        _samples=sampled | {"level": level, "run": run},
+    )
+
+
+def _checked(x: ArrayLike, y: ArrayLike) -> tuple[Array, Array]:
+    arrays = []
+    for name, values in (("x", x), ("y", y)):
+        array = np.asarray(values, dtype=np.float64)
+        if array.ndim != 1:
+            raise ValueError(f"{name} must be a list of numbers, got shape {list(array.shape)}")
+        bad = ~(np.isfinite(array) & (array > 0))
+        if bad.any():
+            where = int(bad.argmax())
+            raise ValueError(f"{name} must be positive and finite, got {name}[{where}] = {array[where]}")
+        arrays.append(array)
+    if len(arrays[0]) != len(arrays[1]):
+        raise ValueError(f"x and y must be of the same length, got {len(arrays[0])} and {len(arrays[1])}")
+    return arrays[0], arrays[1]
+
+
+def _log(x: ArrayLike) -> Array:
+    array = np.asarray(x, dtype=np.float64)
+    if not (np.isfinite(array) & (array > 0)).all():
+        raise ValueError(f"x must be positive and finite, got {x!r}")
+    return np.log(array)
+
+
+def _exp(x: Array) -> Array:
+    return np.exp(np.clip(x, -_LARGEST_LOG, _LARGEST_LOG))
+
+
+def _log_law(log_x: Array, log_a: Any, b: Any, e: Any) -> Array:
+    power = log_a - b * log_x
+    with np.errstate(divide="ignore"):  # log 0 = -inf: no irreducible loss
+        return np.logaddexp(power, np.log(e))
+
+
+def _fit(log_x: Array, log_y_SL: Array, form: Form) -> tuple[Array, Array, Array]:
+    """log a, b and e of every sample."""
+    middle = log_x.mean()
+    centred = log_x - middle  # computes are large numbers, whose powers would not be
+    if form == "power":
+        mean_S = log_y_SL.mean(1)
+        b = -(log_y_SL @ centred) / (centred @ centred)
+        return mean_S + b * middle, b, np.zeros_like(b)
+    b, at_middle, e = _fit_irreducible(centred, log_y_SL)
+    return np.log(at_middle) + b * middle, b, e
+
+
+def _fit_irreducible(centred: Array, log_y_SL: Array) -> tuple[Array, Array, Array]:
+    """b, a (at the middle) and e that make the sum of squared relative errors least. Given b, they are linear in a and
+    e, so that b alone is searched for: on a grid, which is then drawn together around the best of it."""
+    y_SL = _exp(log_y_SL)
+    grid_SG = np.broadcast_to(np.log(_EXPONENTS), (len(y_SL), len(_EXPONENTS)))
+    rows = np.arange(len(y_SL))
+    for zoom in range(_ZOOMS):
+        a_SG, e_SG, error_SG = _linear_part(np.exp(grid_SG), centred, y_SL)
+        best_S = error_SG.argmin(1)
+        log_b = grid_SG[rows, best_S]
+        found = np.exp(log_b), a_SG[rows, best_S], e_SG[rows, best_S]
+        width = (math.log(_EXPONENTS[1]) - math.log(_EXPONENTS[0])) * (2 / 10) ** zoom
+        grid_SG = log_b[:, None] + width * np.linspace(-1, 1, 11)
+    return found
+
+
+def _linear_part(b_SG: Array, centred: Array, y_SL: Array) -> tuple[Array, Array, Array]:
+    """a and e, not negative, for every b, and the sum of the squared relative errors."""
+    power_SGL = np.exp(-b_SG[..., None] * centred) / y_SL[:, None]  # both columns are divided by y: relative errors
+    inverse_SL = 1 / y_SL
+    pp = (power_SGL**2).sum(-1)
+    p1 = np.einsum("sgl,sl->sg", power_SGL, inverse_SL)
+    one = (inverse_SL**2).sum(-1)[:, None]
+    p, i = power_SGL.sum(-1), inverse_SL.sum(-1)[:, None]
+    determinant = np.maximum(pp * one - p1**2, 1e-300)
+    e = np.clip((pp * i - p1 * p) / determinant, 0.0, None)
+    a = (p - e * p1) / pp
+    # Losses that rise with compute have no such law: a would be negative.
+    e, a = np.where(a > 0, e, 0.0), np.where(a > 0, a, p / pp)
+    error = ((a[..., None] * power_SGL + e[..., None] * inverse_SL[:, None] - 1) ** 2).sum(-1)
+    return a, e, error
+
+
+def _r_squared(log_y: Array, fitted: Array) -> float:
+    rest, total = float(((log_y - fitted) ** 2).sum()), float(((log_y - log_y.mean()) ** 2).sum())
+    return 1.0 - rest / total if total > 0 else float(rest == 0)
+
+
+def _harmonic_mean(counts: tuple[int, ...]) -> float:
+    return len(counts) / sum(1 / count for count in counts)
+
+
+def _tails() -> list[float]:
+    return [(1 - CONFIDENCE) / 2, (1 + CONFIDENCE) / 2]
