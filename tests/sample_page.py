@@ -46,16 +46,16 @@ def recall_illustration(name: str = "recall") -> Illustration:
 
 
 def scaling_illustration() -> Illustration:
-    flops = np.geomspace(1e12, 4e14, 5)
+    flops = 2.0 ** np.arange(0, 9, 2)
     rows, curves = [], {}
     for name, scale in (("SDM", 1.00), ("GDN", 1.03), ("full attention", 0.99)):
-        losses = scale * (1.7 + 2.1 * (flops / 1e12) ** -0.14)
+        losses = scale * (1.7 + 2.1 * flops**-0.14)
         curves[name] = [
             Point(float(x), float(y), float(y - 0.02), float(y + 0.02)) for x, y in zip(flops, losses, strict=True)
         ]
         rows += [(name, float(x), float(y)) for x, y in zip(flops, losses, strict=True)]
-    chart = Chart("scaling", "A ladder of five levels", "training FLOPs", "nats per token", curves, log_x=True)
-    columns = ("model", "training FLOPs", "nats per token")
+    chart = Chart("scaling", "A ladder of five levels", "training TFLOPs", "nats per token", curves, log_x=True)
+    columns = ("model", "training TFLOPs", "nats per token")
     return Illustration(
         "scaling", "Power laws, each with its band.", draw(chart), columns, rows, "Three falling lines."
     )

@@ -104,7 +104,7 @@ def test_the_page_needs_nothing_else(folder: Path, tree: Tree) -> None:
 
 
 def test_the_overview_comes_first_and_says_every_verdict_in_a_word(tree: Tree) -> None:
-    words = " ".join(" ".join(tree.text).split())
+    words = " ".join(" ".join(tree.text).split())  # whatever kind of space
     overview = words[words.index("At a glance") : words.index("The paper says")]
     for finding in sample_page().findings:
         for part in (finding.title, finding.claim, finding.found, finding.paper, finding.verdict):

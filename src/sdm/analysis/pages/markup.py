@@ -18,6 +18,7 @@ ROWS = 60  # of a figure's data that the page itself shows
 STYLE = Path(__file__).with_name("style.css")
 # Even a mistake in this file could not load or run anything.
 POLICY = "default-src 'none'; img-src data:; style-src 'unsafe-inline'; base-uri 'none'; form-action 'none'"
+NO_BREAK = "\N{NO-BREAK SPACE}"
 MEDIA = {"svg": "image/svg+xml", "png": "image/png"}
 
 # Drawn, so that they look alike with every font. 16 x 16, a stroke each.
@@ -71,8 +72,9 @@ def escape(value: Any) -> str:
 
 
 def text(value: str) -> str:
-    """`words in backticks` become code."""
-    return re.sub(r"`([^`\n]+)`", r"<code>\1</code>", escape(value))
+    """`words in backticks` become code. [An, interval] and a ± margin stay on one line."""
+    whole = re.sub(r"\[[^\s\]]+, [^\s\]]+\]|\S+ ± \S+", lambda found: found[0].replace(" ", NO_BREAK), escape(value))
+    return re.sub(r"`([^`\n]+)`", r"<code>\1</code>", whole)
 
 
 def _anchors(page: Page) -> list[str]:
