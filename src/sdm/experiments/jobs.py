@@ -1,26 +1,36 @@
-"""Several runs side by side: each in a process of its own, with one thread, followed through its metrics."""
+"""Many runs side by side: what a job is, and running all of them.
+
+A job is a run's folder with two files more: job.json, what is to be trained and measured, and evaluation.json, what has
+been measured. Nothing that is done is done again: neither training, which only another `TrainConfig` makes void, nor
+a measurement, which only other settings do. A job that fails does not stop the others.
+"""
 
 from __future__ import annotations
 
+import contextlib
 import shutil
-import signal
-import subprocess
-import sys
 import time
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from sdm.data.errors import DataError
-from sdm.ending import CONTINUES, ending_with_one_message
-from sdm.files import CHECKSUM, DamagedFile, read_checked_json, read_json, write_checked_json, write_json
+from sdm.errors import UserError
+from sdm.evaluation.measurement import Measurement
+from sdm.evaluation.results import Results, read_results
+from sdm.evaluation.session import settings_of
+from sdm.experiments.measure import FACTS, kind_of, measurement_of, older_measurement
+from sdm.experiments.pool import Pool
+from sdm.files import CHECKSUM, DamagedFile, read_checked_json, read_json, write_json
 from sdm.run import Run
 from sdm.run.config_file import from_json, to_json
+from sdm.run.folder import changed_fields
 from sdm.training import TrainConfig, TrainingError
 
 JOB, LOG = "job.json", "log.txt"
-_MEASUREMENTS = {"language": "position"}  # as older versions called them
+LOG_LINES = 12
+SMALLEST_DISK = 2**22  # bytes: a disk that has less left is full
 
 
 @dataclass(frozen=True)
@@ -28,104 +38,177 @@ class Job:
     """A run and what to measure after it."""
 
     name: str
+    """Of its folder."""
     config: TrainConfig
-    measure: str  # of evaluation.registry
+    measurements: Mapping[str, Measurement] = field(default_factory=dict)
+    """By a name of the job's own: the results are in evaluations/NAME of the run's folder."""
+    work: float = 1.0
+    """How long it takes, in any unit: the longest begin first, and the time that is left is estimated by it."""
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What came of a job."""
+
+    folder: Path
+    facts: dict[str, Any] | None = None
+    """Of a run that is trained: `sdm.experiments.measure.facts_of`."""
+    measured: dict[str, dict[str, Any]] = field(default_factory=dict)
+    """The summary of each measurement, by its name in the job."""
+    failure: str | None = None
+    """The end of the log of a job that failed. What it has measured before that is there nevertheless."""
+
+    def results(self, name: str) -> Results:
+        """All that a measurement has kept, unit by unit."""
+        return read_results(Run(self.folder).evaluations / name)
+
+
+@dataclass(frozen=True)
+class Standing:
+    """How far a job is."""
+
+    state: str
+    """"waiting", "running", "done" or "failed"."""
+    metrics: Mapping[str, float] = field(default_factory=dict)
+    """The newest."""
+    seconds: float = 0.0
+    """That it has taken in this session."""
+    first_step: float = 0.0
+    """Where this session began."""
 
 
 class JobFailed(TrainingError):
-    """A run did not end well; the message is its own."""
+    """Something about the folder of a job is wrong; the message says what to do."""
+
+
+Progress = Callable[[Mapping[str, Standing]], None]
 
 
 def run_jobs(
-    jobs: list[Job], folder: Path, processes: int, progress: Callable[[dict[str, dict[str, float]]], None]
-) -> dict[str, dict[str, Any]]:
-    """Run all jobs, `processes` at a time. Those that have a result already are left alone: an interrupted reproduction
-    goes on where it was. What another description left is removed. `progress` is told the newest metrics of every job
-    that has begun."""
+    jobs: Sequence[Job], folder: Path, processes: int, progress: Progress = lambda standings: None
+) -> dict[str, Outcome]:
+    """Run all jobs, `processes` at a time, one thread each; an interrupted call goes on where it was.
+
+    A job that fails has an outcome that says why, and the next call tries it again. Raises where going on makes no
+    sense: a folder that is no job's, a disk that is full.
+    """
+    if len({job.name for job in jobs}) < len(jobs):
+        raise ValueError("two jobs have the same name")
     for job in jobs:
         _remove_other(job, folder / job.name)
-    waiting = [job for job in jobs if _result(folder / job.name) is None]
-    running: dict[str, subprocess.Popen[bytes]] = {}
-    try:
-        while waiting or running:
-            while waiting and len(running) < processes:
+    outcomes = {job.name: read_outcome(job, folder / job.name) for job in jobs}
+    waiting = sorted((job for job in jobs if not _is_done(job, outcomes[job.name])), key=lambda job: -job.work)
+    states = {job.name: Standing("waiting" if job in waiting else "done") for job in jobs}
+    begun: dict[str, tuple[Job, float, int]] = {}  # when, and how long its log was
+    with Pool(min(processes, len(waiting))) as pool:
+        while waiting or begun:
+            while waiting and pool.is_free():
                 job = waiting.pop(0)
-                running[job.name] = _start(job, folder / job.name)
-            time.sleep(0.5)
-            progress({job.name: (Run(folder / job.name).metrics() or [{}])[-1] for job in jobs if job not in waiting})
-            for name in [name for name, process in running.items() if process.poll() is not None]:
-                if running.pop(name).returncode != 0:
-                    raise JobFailed(f"{name} failed:\n{_tail(folder / name / LOG)}")
-    finally:
-        for process in running.values():
-            process.send_signal(signal.SIGTERM)  # a run saves first
-        for process in running.values():
-            process.wait()
-    results = {job.name: _result(folder / job.name) for job in jobs}
-    return {name: result for name, result in results.items() if result is not None}
+                begun[job.name] = (job, time.monotonic(), _describe(job, folder / job.name))
+                step = _newest(folder / job.name).get("step", 0.0)
+                states[job.name] = Standing("running", first_step=step)
+                pool.start(job.name, folder / job.name)
+            for name, failure in pool.ended(0.5):
+                job, start, offset = begun.pop(name)
+                found = read_outcome(job, folder / name)
+                if failure is not None:
+                    _check_disk(folder)
+                    tail = _tail(folder / name / LOG, offset) or failure
+                    found = Outcome(found.folder, found.facts, found.measured, tail)
+                outcomes[name] = found
+                states[name] = _standing(states[name], "done" if failure is None else "failed", folder / name, start)
+            for name, (_, start, _) in begun.items():
+                states[name] = _standing(states[name], "running", folder / name, start)
+            progress(states)
+    return outcomes
 
 
-def _start(job: Job, folder: Path) -> subprocess.Popen[bytes]:
-    Run(folder).mark()
-    write_json(folder / JOB, _description(job))
-    # -P: the working directory is no place of modules, where a random.py would be taken for Python's.
-    command = [sys.executable, "-P", "-m", "sdm.experiments.jobs", str(folder)]
-    with (folder / LOG).open("ab") as log:
-        # In a session of its own: Ctrl-C would reach it twice, and a second signal ends a run before it has saved.
-        return subprocess.Popen(command, stdout=log, stderr=log, start_new_session=True)
-
-
-def _description(job: Job) -> dict[str, Any]:
-    return {"name": job.name, "config": to_json(job.config), "measure": job.measure}
-
-
-def _result(folder: Path) -> dict[str, Any] | None:
-    """What was measured; None if there is no result, or a damaged one, which is measured again."""
+def read_outcome(job: Job, folder: Path) -> Outcome:
+    """What has been measured so far, with the settings that the job has."""
     try:
         path = Run(folder).results
-        result = read_json(path)
-        # Those of older versions have no checksum.
-        return read_checked_json(path) if CHECKSUM in result else result
-    except (FileNotFoundError, DamagedFile):
-        return None
+        content = read_json(path)
+        # Those of older versions have no checksum, and are of one measurement.
+        content = read_checked_json(path) if CHECKSUM in content else content
+        content = content if "measured" in content else _as_written_now(content, folder)
+    except (FileNotFoundError, NotADirectoryError, DamagedFile):
+        return Outcome(folder)
+    measured = {}
+    for name, wanted in job.measurements.items():
+        kept = content["measured"].get(name)
+        if kept is not None and _is_same(kept["measurement"], wanted):
+            measured[name] = kept["summary"]
+    return Outcome(folder, content["facts"], measured)
+
+
+def _is_done(job: Job, found: Outcome) -> bool:
+    return found.facts is not None and found.measured.keys() == job.measurements.keys()
+
+
+def _is_same(kept: dict[str, Any], wanted: Measurement) -> bool:
+    with contextlib.suppress(UserError, DataError):
+        before = measurement_of(kept)
+        return type(before) is type(wanted) and settings_of(before) == settings_of(wanted)
+    return False
+
+
+def _as_written_now(content: dict[str, Any], folder: Path) -> dict[str, Any]:
+    """A result of older versions, which had one measurement, side by side with what was known of the run."""
+    name, measurement = older_measurement(str(read_json(folder / JOB).get("measure")))
+    summary = {key: value for key, value in content.items() if key not in FACTS}
+    return {
+        "facts": {key: value for key, value in content.items() if key in FACTS},
+        "measured": {name: {"measurement": describe(measurement), "summary": summary}},
+    }
+
+
+def describe(measurement: Measurement) -> dict[str, Any]:
+    """As JSON, with the name by which it is found again."""
+    return {"name": kind_of(measurement), "settings": to_json(measurement)}
+
+
+def _describe(job: Job, folder: Path) -> int:
+    """Write what the process of the job is to do. Returns how long its log is."""
+    Run(folder).mark()
+    measurements = {name: describe(measurement) for name, measurement in job.measurements.items()}
+    write_json(folder / JOB, {"name": job.name, "config": to_json(job.config), "measurements": measurements})
+    log = folder / LOG
+    return log.stat().st_size if log.is_file() else 0
 
 
 def _remove_other(job: Job, folder: Path) -> None:
-    """A run that another job of this name left can neither be continued nor give its result to this one."""
-    file = folder / JOB
+    """A run of another configuration can neither be continued nor give its result to this job."""
+    if not (folder / JOB).is_file():
+        return
     try:
-        if file.is_file() and _as_written_now(read_json(file)) != _description(job):
-            shutil.rmtree(folder)
+        description = read_json(folder / JOB)
     except DamagedFile as error:
         raise JobFailed(f"{error}; delete it to continue the run, or {folder} to start it anew") from error
-
-
-def _as_written_now(description: dict[str, Any]) -> dict[str, Any]:
-    """A description with the names and the fields that it would have today; unchanged if it cannot be read."""
     try:
-        measure = description.get("measure")
-        config = to_json(from_json(TrainConfig, description.get("config")))
-        return description | {"config": config, "measure": _MEASUREMENTS.get(str(measure), measure)}
-    except (TrainingError, DataError):
-        return description
+        changed = bool(changed_fields(from_json(TrainConfig, description.get("config")), job.config))
+    except (TrainingError, UserError, DataError):
+        changed = True
+    if changed:
+        shutil.rmtree(folder)
 
 
-def _tail(path: Path, lines: int = 12) -> str:
-    return "\n".join(path.read_text(errors="replace").splitlines()[-lines:])
+def _newest(folder: Path) -> Mapping[str, float]:
+    return (Run(folder).metrics() or [{}])[-1]
 
 
-def main(folder: Path) -> None:
-    """What the process of one job does: train and measure the run that job.json in the folder describes."""
-    from sdm.experiments.measure import measure_run
-    from sdm.training import Trainer
-
-    with ending_with_one_message(CONTINUES):
-        description = _as_written_now(read_json(folder / JOB))
-        config = from_json(TrainConfig, description["config"])
-        Trainer(config, folder).run()
-        result = measure_run(description["measure"], Run(folder))
-        write_checked_json(Run(folder).results, result)
+def _standing(before: Standing, state: str, folder: Path, start: float) -> Standing:
+    return Standing(state, _newest(folder), time.monotonic() - start, before.first_step)
 
 
-if __name__ == "__main__":
-    main(Path(sys.argv[1]))
+def _tail(path: Path, offset: int) -> str:
+    """The last lines that were written after `offset`."""
+    with contextlib.suppress(OSError):
+        lines = path.read_bytes()[offset:].decode(errors="replace").splitlines()
+        return "\n".join(lines[-LOG_LINES:])
+    return ""
+
+
+def _check_disk(folder: Path) -> None:
+    """The jobs that follow would fail as well, and so would the report."""
+    if shutil.disk_usage(folder).free < SMALLEST_DISK:
+        raise UserError(f"the disk of {folder} is full; make room, and the same command continues")

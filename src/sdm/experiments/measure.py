@@ -1,4 +1,4 @@
-"""What a finished run of a reproduction is measured by, as plain JSON."""
+"""What a finished run of an experiment is measured by, as plain JSON."""
 
 from __future__ import annotations
 
@@ -7,23 +7,69 @@ from typing import Any
 from sdm.data.loader import open_data
 from sdm.evaluation.measurement import Measurement
 from sdm.evaluation.position import Position
-from sdm.evaluation.registry import find
-from sdm.evaluation.session import evaluate
+from sdm.evaluation.registry import MEASUREMENTS, find
+from sdm.evaluation.results import FILE, read_results
+from sdm.evaluation.session import evaluate, settings_of
 from sdm.evaluation.subject import open_subject
+from sdm.files import remove_folder
 from sdm.models import cost
 from sdm.run import Run
+from sdm.run.config_file import from_json
+from sdm.run.model import SavedModel
 
-# Where a job measures otherwise than `sdm eval NAME RUN` by default.
-SETTINGS: dict[str, Measurement] = {"position": Position(gain=False)}
+FACTS = (
+    "parameters",
+    "initial_state_parameters",
+    "state_elements",
+    "flops_per_token",
+    "steps",
+    "lr",
+    "seconds",
+    "valid_loss",
+    "slot_use",
+)
+_OLDER_NAMES = {"language": "position"}
 
 
-def measure_run(name: str, run: Run) -> dict[str, Any]:
-    """A measurement, beside what the run has cost and how it went."""
-    measurement = SETTINGS.get(name) or find(name)()
-    subject = open_subject(run.folder)
-    results = evaluate(name, measurement, [(subject, run.evaluations / name)])[0]
-    config, costs = run.config(), cost(subject.model.config)
-    metrics = run.metrics()
+def kind_of(measurement: Measurement) -> str:
+    """The name that `measurement_of` finds its class by."""
+    for name, kind in MEASUREMENTS.items():
+        if type(measurement) is kind:
+            return name
+    raise ValueError(f"{type(measurement).__name__} is no measurement of sdm.evaluation.registry")
+
+
+def measurement_of(entry: dict[str, Any]) -> Measurement:
+    """From its name and its settings as JSON."""
+    return from_json(find(str(entry.get("name"))), entry.get("settings"), "settings")
+
+
+def older_measurement(name: str) -> tuple[str, Measurement]:
+    """What jobs of older versions, which knew measurements by name alone, measured by it."""
+    name = _OLDER_NAMES.get(name, name)
+    return name, Position(gain=False) if name == "position" else find(name)()
+
+
+def measure(measurement: Measurement, run: Run, name: str) -> dict[str, Any]:
+    """The summary of a measurement, which is kept in evaluations/NAME of the run; what is there already is not measured
+    again, unless it is of other settings."""
+    folder = run.evaluations / name
+    if (folder / FILE).is_file():
+        before = read_results(folder)
+        same = before.measurement == kind_of(measurement) and before.settings == settings_of(measurement)
+        if same and before.complete and before.summary is not None:
+            return before.summary
+        if not same:
+            remove_folder(folder)
+    results = evaluate(kind_of(measurement), measurement, [(open_subject(run.folder), folder)])[0]
+    assert results.summary is not None, "a plan has units"
+    return results.summary
+
+
+def facts_of(run: Run) -> dict[str, Any]:
+    """What a run has cost and how it went."""
+    config, metrics = run.config(), run.metrics()
+    costs = cost(SavedModel(run.folder).config())
     context = open_data(config.data, "test", config.schedule.steps).sequence_length
     return {
         "parameters": costs.parameters,
@@ -39,4 +85,4 @@ def measure_run(name: str, run: Run) -> dict[str, Any]:
             for line in metrics
             if "memory/slots_written" in line
         ],
-    } | (results.summary or {})
+    }

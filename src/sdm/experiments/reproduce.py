@@ -15,8 +15,10 @@ from rich.console import Console
 from rich.table import Table
 
 from sdm.analysis.run_figures import position_figure, recall_figure, save, slot_use_figure
-from sdm.evaluation.recall import PAIRS
-from sdm.experiments.jobs import Job, run_jobs
+from sdm.errors import UserError
+from sdm.evaluation.position import Position
+from sdm.evaluation.recall import PAIRS, Recall
+from sdm.experiments.jobs import Job, Outcome, run_jobs
 from sdm.experiments.progress import make_progress
 from sdm.files import write_json
 from sdm.recipes import small_pair
@@ -34,13 +36,14 @@ ATTENTION_RATE = 1.5e-3
 
 def quick_jobs() -> list[Job]:
     """The longest first, so that the two processes end together."""
-    sweep = [Job(f"recall-gdn-{lr:g}", recall("gdn", lr=lr, steps=RECALL_STEPS), "recall") for lr in GDN_RATES]
+    position, accuracy = {"position": Position(gain=False)}, {"recall": Recall()}
+    sweep = [Job(f"recall-gdn-{lr:g}", recall("gdn", lr=lr, steps=RECALL_STEPS), accuracy) for lr in GDN_RATES]
     return [
-        Job("code-sdm", small_pair.small_code("sdm"), "position"),
-        Job("code-gdn", small_pair.small_code("gdn"), "position"),
-        Job("recall-attention", recall("full_attention", lr=ATTENTION_RATE, steps=RECALL_STEPS), "recall"),
+        Job("code-sdm", small_pair.small_code("sdm"), position),
+        Job("code-gdn", small_pair.small_code("gdn"), position),
+        Job("recall-attention", recall("full_attention", lr=ATTENTION_RATE, steps=RECALL_STEPS), accuracy),
         *sweep,
-        Job("recall-sdm", recall("sdm", steps=RECALL_STEPS), "recall"),
+        Job("recall-sdm", recall("sdm", steps=RECALL_STEPS), accuracy),
     ]
 
 
@@ -48,12 +51,23 @@ def reproduce(output: Path, processes: int, console: Console) -> None:
     """Run everything into a folder."""
     jobs, start = quick_jobs(), time.perf_counter()
     _prepare_corpus(jobs, console)
-    with make_progress({job.name: job.config.schedule.steps for job in jobs}) as progress:
-        results = run_jobs(jobs, output, processes, progress)
-    report(results, output, console)
+    with make_progress(jobs, processes, console) as progress:
+        outcomes = run_jobs(jobs, output, processes, progress)
+    failed = [f"{name} failed:\n{one.failure}" for name, one in outcomes.items() if one.failure is not None]
+    if failed:
+        raise UserError("\n".join(failed))
+    report({name: _flat(one) for name, one in outcomes.items()}, output, console)
     console.print(
         f"{(time.perf_counter() - start) / 60:.1f} minutes. Try:  sdm generate {output / 'code-sdm'} --prompt 'def '"
     )
+
+
+def _flat(outcome: Outcome) -> dict[str, Any]:
+    """What is known of a run beside what was measured."""
+    found = dict(outcome.facts or {})
+    for summary in outcome.measured.values():
+        found |= summary
+    return found
 
 
 def report(results: dict[str, dict[str, Any]], output: Path, console: Console) -> None:

@@ -153,16 +153,16 @@ class Run:
         return file_entries(self.tokenizer) if self.tokenizer.is_dir() else {}
 
 
+def changed_fields(before: TrainConfig, now: TrainConfig) -> list[tuple[str, Any, Any]]:
+    """What differs (a.b.c, old value, new value) between two configurations and changes what is computed."""
+    # What is left open and what was written out may be the same.
+    old, new = (to_json(replace(one, schedule=one.schedule.resolved())) for one in (before, now))
+    return [entry for entry in differences(old, new) if not _free(entry[0])]
+
+
 def _check_unchanged(folder: Path, state: dict[str, Any] | None, config: TrainConfig) -> None:
     """The configuration in a checkpoint is under a checksum, and counts; run.json is for those who look on."""
-    if state is None:
-        return
-    before, now = (
-        # What is left open and what was written out may be the same.
-        to_json(replace(one, schedule=one.schedule.resolved()))
-        for one in (from_json(TrainConfig, state["config"]), config)
-    )
-    changed = [entry for entry in differences(before, now) if not _free(entry[0])]
+    changed = [] if state is None else changed_fields(from_json(TrainConfig, state["config"]), config)
     if changed:
         what = "; ".join(f"{name} was {old!r} and is {new!r}" for name, old, new in changed[:5])
         raise TrainingError(
