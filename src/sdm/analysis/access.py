@@ -53,7 +53,7 @@ class KeyUse:
     effective_quantiles: dict[float, float]
     """Of u(p), by their share; 0.5 is the median."""
     effective_counts: NDArray[np.int64]
-    """[1000] how many u(p) fell into each of so many equal parts of 0 ... 1."""
+    """[1000] how many u(p) fell into each of so many equal parts of 0 ... 1 ([100] of what was read again)."""
 
     @property
     def effective_median(self) -> float:
@@ -69,6 +69,14 @@ class KeyUse:
             "effective_quantiles": {str(share): value for share, value in self.effective_quantiles.items()},
             "effective_counts": self.effective_counts.reshape(100, -1).sum(1).tolist(),
         }
+
+    @classmethod
+    def from_description(cls, found: Mapping[str, Any]) -> KeyUse:
+        """What `describe` gave, for figures of what was kept."""
+        mass, low, high = (np.array(found[name], dtype=np.float64) for name in ("mass", "mass_low", "mass_high"))
+        quantiles = {float(share): value for share, value in found["effective_quantiles"].items()}
+        counts = np.array(found["effective_counts"], dtype=np.int64)
+        return cls(found["keys"], found["count"], mass, low, high, found["effective_mean"], quantiles, counts)
 
 
 @dataclass(frozen=True)
@@ -92,6 +100,11 @@ class AccessProbe:
     write: KeyUse
     """Over all tokens, heads and layers, as in the paper's figures."""
     read: KeyUse
+
+    @property
+    def sides(self) -> dict[str, KeyUse]:
+        """ "write" and "read", as figures take them."""
+        return {"write": self.write, "read": self.read}
 
     def describe(self) -> dict[str, Any]:
         """As plain JSON."""

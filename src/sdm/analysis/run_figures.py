@@ -3,18 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 
-import matplotlib
-
-matplotlib.use("Agg")
-import matplotlib.pyplot as plt
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from sdm.files import new_file
+from sdm.analysis.plots.style import COLORS as ARCHITECTURES
+from sdm.analysis.plots.style import OTHERS, new_axes, save
 
-COLORS = ("tab:purple", "tab:gray", "tab:green", "tab:orange", "tab:blue", "tab:red")
+__all__ = ["position_figure", "recall_figure", "save", "slot_use_figure"]
+
+COLORS = (*ARCHITECTURES.values(), *OTHERS)
 
 
 def recall_figure(accuracy: Mapping[str, Mapping[int, float]], trained_to: int) -> Figure:
@@ -57,22 +55,7 @@ def slot_use_figure(series: Mapping[str, Sequence[tuple[int, float, float]]]) ->
     return figure
 
 
-def save(figure: Figure, path: Path) -> Path:
-    path.parent.mkdir(parents=True, exist_ok=True)
-    with new_file(path) as temporary:
-        figure.savefig(temporary, dpi=150)
-    plt.close(figure)
-    return path
-
-
 def _doubling(axes: Axes, ticks: Sequence[int]) -> None:
     """A logarithmic x axis with these numbers written out."""
     axes.set_xscale("log", base=2)
     axes.set_xticks(ticks, [str(tick) for tick in ticks])
-
-
-def new_axes(x: str, y: str) -> tuple[Figure, Axes]:
-    figure, axes = plt.subplots(figsize=(6, 4.2), layout="constrained")
-    axes.set(xlabel=x, ylabel=y)
-    axes.grid(alpha=0.3)
-    return figure, axes

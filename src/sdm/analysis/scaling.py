@@ -87,8 +87,9 @@ class PowerLaw:
         law_SX = _log_law(log_x, drawn["log_a"][:, None], drawn["b"][:, None], drawn["e"][:, None])
         mean_runs = _harmonic_mean(self.runs)
         variance_S = drawn["level"] - drawn["run"] / mean_runs + drawn["run"] / (runs or mean_runs)
-        noise_SX = np.random.default_rng([self.seed, 1]).standard_normal(law_SX.shape) * np.sqrt(variance_S)[:, None]
-        low, high = _exp(np.quantile(law_SX + noise_SX, _tails(), axis=0))
+        # The same at all places, so that a band has smooth edges.
+        noise_S = np.random.default_rng([self.seed, 1]).standard_normal(len(variance_S)) * np.sqrt(variance_S)
+        low, high = _exp(np.quantile(law_SX + noise_S[:, None], _tails(), axis=0))
         value = np.exp(_log_law(log_x, math.log(self.a), self.b, self.e))
         if np.ndim(x) == 0:
             return Prediction(float(value[0]), float(low[0]), float(high[0]))

@@ -22,7 +22,7 @@ class Figure(Command):
     """File to write; its suffix says the format. By default the figure's name with .png."""
 
     def run(self) -> None:
-        from sdm.analysis.figures import draw
+        from sdm.analysis.plots.state import draw
 
         path = self.output or Path(f"{self.name}.png")
         with explained(f"cannot write --output {path}"):
