@@ -4,7 +4,6 @@ import pytest
 import torch
 
 from sdm.data import IGNORED, Batches, DataError, Recall, RecallConfig, open_data, recall_batch
-from sdm.data.recall import pairs_at
 
 SMALL = RecallConfig(num_pairs=16, start_pairs=2, num_keys=32, num_values=8, batch_size=4)
 
@@ -30,8 +29,8 @@ def test_fewer_queries() -> None:
 
 def test_curriculum() -> None:
     """Flat for a fifth, exponential to three fifths, then flat."""
-    config = RecallConfig()
-    ks = [pairs_at(config, step, 1000) for step in range(1000)]
+    source = Recall(RecallConfig(), total_steps=1000)
+    ks = [source.pairs_at(step) for step in range(1000)]
     assert set(ks[:200]) == {8}
     assert ks[300] == round(8 * 32**0.25)
     assert ks[400] == round(8 * 32**0.5)

@@ -9,7 +9,6 @@ Shapes: B rows, L tokens of a row, K needles.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
@@ -17,8 +16,8 @@ from torch import Tensor
 
 from sdm.data.batch import IGNORED, Batch
 from sdm.data.errors import DataError
-from sdm.data.randomness import fingerprint_of, generator_of
-from sdm.data.recall import ramp
+from sdm.data.growing import GrowingRows
+from sdm.data.randomness import generator_of
 from sdm.data.task_config import NeedleConfig
 
 
@@ -52,20 +51,10 @@ def needle_rows(config: NeedleConfig, length: int, rows: int, generator: torch.G
     return Haystack(Batch(input_ids, targets), place_BK / max(places - 1, 1))
 
 
-class Needle:
-    """A `BatchSource`. Held-out splits are other rows, all of them `sequence_length` tokens long."""
+class Needle(GrowingRows):
+    """A `BatchSource`."""
 
-    num_steps = None
-
-    def __init__(self, config: NeedleConfig, split: str = "train", total_steps: int | None = None) -> None:
-        if split == "train" and config.curriculum and (total_steps is None or total_steps < 1):
-            raise DataError("a curriculum needs total_steps, the steps of the whole training")
-        self.config, self.split = config, split
-        self._total_steps = total_steps if split == "train" and config.curriculum else None
-
-    @property
-    def batch_size(self) -> int:
-        return self.config.batch_size
+    config: NeedleConfig
 
     @property
     def sequence_length(self) -> int:
@@ -75,16 +64,9 @@ class Needle:
     def vocab_size(self) -> int:
         return self.config.num_keys + self.config.num_values + self.config.num_fillers
 
-    @property
-    def fingerprint(self) -> str:
-        return fingerprint_of(self.config, self.split, self._total_steps)
-
-    def batch(self, step: int, rows: Sequence[int]) -> Batch:
-        config, length = self.config, self.config.sequence_length
-        if self._total_steps is not None:
-            length = ramp(config.start_length, length, step, self._total_steps)
-        short = config.sequence_length // length  # rows in the place of one
+    def draw(self, step: int) -> tuple[Batch, int]:
+        config = self.config
+        length = self.grown(config.start_length, config.sequence_length, step)
+        short = config.sequence_length // length
         generator = generator_of(config.seed, "needle", self.split, step)
-        batch = needle_rows(config, length, config.batch_size * short, generator).batch
-        chosen = (torch.tensor(rows).unsqueeze(-1) * short + torch.arange(short)).flatten()
-        return Batch(batch.input_ids[chosen], batch.targets[chosen])
+        return needle_rows(config, length, config.batch_size * short, generator).batch, short

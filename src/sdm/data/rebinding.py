@@ -10,7 +10,6 @@ Shapes: B rows, K keys, J bindings of a key.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
@@ -18,8 +17,8 @@ from torch import Tensor
 
 from sdm.data.batch import IGNORED, Batch
 from sdm.data.errors import DataError
-from sdm.data.randomness import fingerprint_of, generator_of
-from sdm.data.recall import pairs_at, ramp
+from sdm.data.growing import GrowingRows
+from sdm.data.randomness import generator_of
 from sdm.data.task_config import RebindingConfig
 
 
@@ -66,20 +65,10 @@ def _occurrence(owner: Tensor, num_pairs: int) -> Tensor:
     return seen.gather(2, owner.unsqueeze(-1)).squeeze(-1) - 1
 
 
-class Rebinding:
-    """A `BatchSource`. Held-out splits are other rows, all of them with `num_pairs` keys."""
+class Rebinding(GrowingRows):
+    """A `BatchSource`."""
 
-    num_steps = None
-
-    def __init__(self, config: RebindingConfig, split: str = "train", total_steps: int | None = None) -> None:
-        if split == "train" and config.curriculum and (total_steps is None or total_steps < 1):
-            raise DataError("a curriculum needs total_steps, the steps of the whole training")
-        self.config, self.split = config, split
-        self._total_steps = total_steps if split == "train" else None
-
-    @property
-    def batch_size(self) -> int:
-        return self.config.batch_size
+    config: RebindingConfig
 
     @property
     def sequence_length(self) -> int:
@@ -89,19 +78,10 @@ class Rebinding:
     def vocab_size(self) -> int:
         return self.config.num_keys + self.config.num_values
 
-    @property
-    def fingerprint(self) -> str:
-        return fingerprint_of(self.config, self.split, self._total_steps)
-
-    def batch(self, step: int, rows: Sequence[int]) -> Batch:
+    def draw(self, step: int) -> tuple[Batch, int]:
         config = self.config
-        pairs, times = config.num_pairs, config.num_bindings
-        if self._total_steps is not None and config.curriculum:
-            pairs = pairs_at(config, step, self._total_steps)
-            times = ramp(1, times, step, self._total_steps)
-        short = max(1, self.sequence_length // (pairs * (2 * times + 1)))  # rows in the place of one
-        # All rows are drawn together, whoever wants some: it is cheap, and so no row depends on the number of ranks.
+        pairs = self.grown(config.start_pairs, config.num_pairs, step)
+        times = self.grown(1, config.num_bindings, step)
+        short = max(1, self.sequence_length // (pairs * (2 * times + 1)))
         generator = generator_of(config.seed, "rebinding", self.split, step)
-        batch = rebinding_rows(config, pairs, times, config.batch_size * short, generator).batch
-        chosen = (torch.tensor(rows).unsqueeze(-1) * short + torch.arange(short)).flatten()
-        return Batch(batch.input_ids[chosen], batch.targets[chosen])
+        return rebinding_rows(config, pairs, times, config.batch_size * short, generator).batch, short
