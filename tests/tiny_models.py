@@ -23,6 +23,7 @@ STACKS: dict[str, dict[str, Any]] = {
         "shift_keys": True,
         "tie_query_initialization": True,
     },
+    "convolved": {"layer_types": ["token_shift", "sdm", "gdn", "token_shift"], "key_convolution": 3},
 }
 
 

@@ -43,6 +43,7 @@ LAYERS: dict[str, Callable[[], nn.Module]] = {
     "pkm": lambda: ProductKeyMemory(SIZE, 2, 16, 3),
     "shift": lambda: TokenShift(SIZE),
     "sdm-shifted": lambda: ShiftedKeys(SparseDeltaMemory(SIZE, 2, num_slots=16, num_writes=3, num_reads=4)),
+    "sdm-convolved": lambda: ShiftedKeys(SparseDeltaMemory(SIZE, 2, num_slots=16, num_writes=3, num_reads=4), taps=3),
     "gdn-shifted": lambda: ShiftedKeys(GatedDeltaNet(SIZE, 2, learned_initial_state=True)),
 }
 TIME = 23

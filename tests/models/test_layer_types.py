@@ -20,7 +20,7 @@ from sdm.models.layer_cost import LayerCost
 from sdm.models.layer_types import LAYER_TYPES, LayerType, register
 from sdm.models.layer_types.token_shift import NoFields
 from sdm.training import ModelConfig, Trainer
-from tiny_models import tiny_config
+from tiny_models import tiny_config, tokens
 from training.runs import recall_run, text_run
 
 
@@ -184,3 +184,33 @@ def test_layer_types_initialize_their_layers(tmp_path: Path, kind: str) -> None:
     model.save_pretrained(tmp_path)
     loaded = sdm.SDMForCausalLM.from_pretrained(tmp_path)
     assert torch.equal(loaded.model.layers[-1].mixer.layer.query_proj.weight, memory.query_proj.weight)
+
+
+@pytest.mark.parametrize("kind", ["sdm", "gdn", "deltanet"])
+def test_a_key_convolution_starts_as_the_shift_and_learns(kind: str) -> None:
+    shifted = sdm.SDMForCausalLM(tiny_config(kind, shift_keys=True))
+    model = sdm.SDMForCausalLM(tiny_config(kind, key_convolution=4))
+    missing, unexpected = model.load_state_dict(shifted.state_dict(), strict=False)
+    assert not unexpected
+    assert {name.rpartition("mixer.")[2] for name in missing} == {"conv.weight"}
+    ids = tokens(2, 19)
+    loss = model(ids, labels=ids).loss
+    torch.testing.assert_close(loss, shifted(ids, labels=ids).loss)
+    loss.backward()
+    gradient = model.model.layers[-1].mixer.conv.weight.grad
+    assert bool((gradient.abs().sum(0) > 0).all())  # of every tap
+    costs = sdm.cost(model.config)
+    assert costs.parameters + costs.initial_state_parameters == sum(x.numel() for x in model.parameters())
+
+
+@pytest.mark.parametrize(
+    ("fields", "message"),
+    [
+        ({"key_convolution": 1}, "key_convolution must be 0 or at least 2 taps, to see the token before, got 1"),
+        ({"key_convolution": -4}, "key_convolution must be 0 or at least 2 taps, to see the token before, got -4"),
+        ({"key_convolution": 4, "shift_keys": True}, "give one of them"),
+    ],
+)
+def test_key_convolutions_that_cannot_work(fields: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        tiny_config(**fields)

@@ -164,7 +164,7 @@ def main() -> None:
     checks: list[tuple[Callable[[str, str], None], str, str]] = [
         *((check_channels, stack, layout) for stack in ("sdm", "shifted", "mixed") for layout in ("rows", "documents")),
         *((check_context, stack, layout) for stack in STACKS for layout in ("rows", "documents")),
-        *((check_context, stack, "short") for stack in ("sdm", "shifted", "mamba2")),
+        *((check_context, stack, "short") for stack in ("sdm", "shifted", "convolved", "mamba2")),
         (check_states, "sdm", "rows"),
         (check_refusals, "sdm", "rows"),
     ]

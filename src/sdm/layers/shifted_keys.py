@@ -1,6 +1,6 @@
-"""Keys from the token before: what is written under a token is what came after it.
+"""Keys from the tokens before: what is written under a token is what came after it.
 
-Shapes: B batch, T time, S streams (batch rows or documents), C channels.
+Shapes: B batch, T time, S streams (batch rows or documents), C channels, K taps.
 """
 
 from __future__ import annotations
@@ -12,18 +12,29 @@ from torch import Tensor, nn
 
 from sdm.layers.gated_delta_net import GatedDeltaNet
 from sdm.layers.interface import check_input
+from sdm.layers.short_convolution import ShortConvolution
 from sdm.layers.sparse_delta_memory import SparseDeltaMemory
 from sdm.layers.state import LayerState, check_state
-from sdm.layers.streams import streams_of
+from sdm.layers.streams import Streams, streams_of
 from sdm.layers.token_shift import shift
 
 
 @dataclasses.dataclass
 class ShiftedState(LayerState):
-    """The state of the layer within, and the last token."""
+    """The state of the layer within, and the last token, or the last tokens that a convolution needs."""
 
     inner: LayerState
-    previous: Tensor  # [S,C]
+    previous: Tensor  # [S,C], or [S,K-1,C]
+
+
+class KeyConvolution(ShortConvolution):
+    """A causal convolution that starts as the token before, and may become anything else."""
+
+    activation = False
+
+    def reset_own_parameters(self) -> None:
+        with torch.no_grad():
+            self.weight.zero_()[:, -2] = 1
 
 
 class ShiftedKeys(nn.Module):
@@ -31,12 +42,19 @@ class ShiftedKeys(nn.Module):
 
     Asking for a token then finds what followed it earlier, from the first step of training on if W_q starts equal to
     W_k. Large models find this by themselves through their local layers; it is not part of the paper's models.
+
+    With `taps`, the keys come from a convolution over so many tokens that only starts as this shift: an initialisation,
+    which training may leave, instead of a rule.
     """
 
-    def __init__(self, layer: SparseDeltaMemory | GatedDeltaNet) -> None:
+    def __init__(self, layer: SparseDeltaMemory | GatedDeltaNet, taps: int = 0) -> None:
         super().__init__()
+        if taps and taps < 2:
+            raise ValueError(f"taps must be 0 or at least 2, to see the token before, got {taps}")
         self.layer = layer
         self.hidden_size = layer.hidden_size
+        self.conv = KeyConvolution(self.hidden_size, taps) if taps else None
+        self.history = max(1, taps - 1)  # tokens before the current one that a key may come from
 
     def forward(
         self,
@@ -50,8 +68,8 @@ class ShiftedKeys(nn.Module):
         check_input(x, self.hidden_size)
         streams = streams_of(x, attention_mask, cu_seqlens)
         if state is not None:
-            check_state(state, ShiftedState, streams.count, x.device, previous=(self.hidden_size,))
-        shifted, previous = shift(streams.align(x), None if state is None else state.previous, streams)
+            check_state(state, ShiftedState, streams.count, x.device, previous=self._previous_shape())
+        shifted, previous = self.key_input(streams.align(x), None if state is None else state.previous, streams)
         mixed = self.layer(
             x,
             state=None if state is None else state.inner,
@@ -69,15 +87,25 @@ class ShiftedKeys(nn.Module):
     def step_(self, x: Tensor, state: ShiftedState) -> Tensor:
         """Decode one token: x [B,hidden_size] gives y of the same shape; `state` changes in place."""
         check_input(x, self.hidden_size, "[B,hidden_size]")
-        check_state(state, ShiftedState, x.shape[0], x.device, previous=(self.hidden_size,))
+        check_state(state, ShiftedState, x.shape[0], x.device, previous=self._previous_shape())
+        if self.conv is not None:
+            return self.layer.step_(x, state.inner, key_input=self.conv.step_(x, state.previous))  # type: ignore[arg-type]
         y = self.layer.step_(x, state.inner, key_input=state.previous.to(x.dtype))  # type: ignore[arg-type]
         state.previous.copy_(x)
         return y
 
+    def key_input(self, x: Tensor, previous: Tensor | None, streams: Streams) -> tuple[Tensor, Tensor]:
+        """What the keys of x [B,T,C] in left-aligned rows or packed come from, and `previous` after the last token."""
+        return shift(x, previous, streams) if self.conv is None else self.conv(x, previous, streams)
+
     def start_state(self, batch_size: int, learn: bool = False) -> ShiftedState:
         """The state of streams without tokens, as every `sdm.layers.interface.SequenceLayer` has it."""
-        previous = self.layer.key_proj.weight.new_zeros(batch_size, self.hidden_size)
+        previous = self.layer.key_proj.weight.new_zeros(batch_size, *self._previous_shape())
         return ShiftedState(self.layer.start_state(batch_size, learn), previous)
+
+    def _previous_shape(self) -> tuple[int, ...]:
+        """Of a stream."""
+        return (self.hidden_size,) if self.conv is None else (self.history, self.hidden_size)
 
     def sparse_tables(self) -> dict[str, SparseDeltaMemory]:
         """As `SparseDeltaMemory.sparse_tables`."""

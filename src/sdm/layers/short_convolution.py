@@ -19,6 +19,8 @@ class ShortConvolution(nn.Module):
     A few shifted additions beat a general depthwise convolution on CPUs, and need no transposition of time.
     """
 
+    activation: bool = True
+
     def __init__(self, channels: int, kernel_size: int = 4, bias: bool = False) -> None:
         super().__init__()
         check_positive(channels=channels, kernel_size=kernel_size)
@@ -69,7 +71,8 @@ class ShortConvolution(nn.Module):
         y = stream[:, :time] * weight[:, 0]
         for tap in range(1, self.kernel_size):
             y = torch.addcmul(y, stream[:, tap : tap + time], weight[:, tap])
-        return F.silu(y if self.bias is None else y + self.bias.to(stream.dtype))
+        y = y if self.bias is None else y + self.bias.to(stream.dtype)
+        return F.silu(y) if self.activation else y
 
     def extra_repr(self) -> str:
         return f"{self.channels}, kernel_size={self.kernel_size}, bias={self.bias is not None}"

@@ -32,7 +32,6 @@ from sdm.layers import (
 )
 from sdm.layers.full_attention import attend_blocks
 from sdm.layers.streams import Streams, documents_of, streams_of
-from sdm.layers.token_shift import shift
 from sdm.ops.gated_delta_rule import gated_delta_rule
 from sdm.ops.state_space import state_space
 from sdm.parallel.collectives import Group, exchange, gather_time, tokens_before
@@ -162,9 +161,9 @@ class SlicedShift(_OnSlices, TokenShift):
 class SlicedShiftedKeys(_OnSlices, ShiftedKeys):
     def forward(self, x: Tensor, cu_seqlens: Tensor | None = None, **others: Any) -> Tensor:  # type: ignore[override]
         _refuse(**others)
-        behind = self._before(x, 1)
+        behind = self._before(x, self.history)
         streams = streams_of(behind, None, self._documents(behind, x, cu_seqlens))
-        shifted = shift(behind, None, streams)[0][:, behind.shape[1] - x.shape[1] :]
+        shifted = self.key_input(behind, None, streams)[0][:, behind.shape[1] - x.shape[1] :]
         return self.layer(x, cu_seqlens=cu_seqlens, key_input=shifted)
 
 

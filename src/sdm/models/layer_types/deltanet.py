@@ -13,8 +13,10 @@ from sdm.models.layer_types.base import LayerType
 from sdm.models.layer_types.shared import (
     DenseMemoryFields,
     KeyAids,
+    check_key_aids,
     derive_dense_memory,
     shifted,
+    shifted_parameters,
     shifted_state,
     tie_queries,
 )
@@ -33,10 +35,11 @@ class DeltaNetType(LayerType):
     name = "deltanet"
     scope = "global"
     fields = DeltaNetFields
-    state_fields = ("num_attention_heads", "recurrent_key_dim", "short_convolution", "shift_keys")
+    state_fields = ("num_attention_heads", "recurrent_key_dim", "short_convolution", "shift_keys", "key_convolution")
 
     def derive(self, config: Any) -> None:
         derive_dense_memory(config)
+        check_key_aids(config)
 
     def check(self, config: Any) -> None:
         check_backend(config.backend, "gated_delta_rule" if config.deltanet_correction else "state_space")
@@ -63,7 +66,7 @@ class DeltaNetType(LayerType):
         return LayerCost(
             self.name,
             weights=3 * width * width + 2 * width * heads * keys + width * heads,
-            vectors=channels + convolved * config.short_convolution,
+            vectors=channels + convolved * config.short_convolution + shifted_parameters(config),
             state=matrix,
             convolution_state=convolved * max(0, config.short_convolution - 1) + shifted_state(config),
             state_moved=2 * matrix,

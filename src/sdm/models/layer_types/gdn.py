@@ -14,9 +14,11 @@ from sdm.models.layer_types.shared import (
     DenseMemoryFields,
     InitialStateFields,
     KeyAids,
+    check_key_aids,
     delta_flops,
     derive_dense_memory,
     shifted,
+    shifted_parameters,
     shifted_state,
     tie_queries,
 )
@@ -35,11 +37,12 @@ class GatedDeltaNetType(LayerType):
     scope = "global"
     fields = GatedDeltaNetFields
     ops = ("gated_delta_rule",)
-    state_fields = ("num_attention_heads", "recurrent_key_dim", "short_convolution", "shift_keys")
+    state_fields = ("num_attention_heads", "recurrent_key_dim", "short_convolution", "shift_keys", "key_convolution")
     free_fields = ("initial_state_std",)
 
     def derive(self, config: Any) -> None:
         derive_dense_memory(config)
+        check_key_aids(config)
         check_numbers(config, "initial_state_std")
 
     def build(self, config: Any) -> nn.Module:
@@ -62,7 +65,7 @@ class GatedDeltaNetType(LayerType):
         return LayerCost(
             self.name,
             weights=3 * width * width + 2 * width * heads * keys + 2 * width * heads,
-            vectors=2 * heads + channels + convolved * config.short_convolution,
+            vectors=2 * heads + channels + convolved * config.short_convolution + shifted_parameters(config),
             initial_state=matrix if config.gdn_learned_initial_state else 0,
             state=matrix,
             convolution_state=convolved * max(0, config.short_convolution - 1) + shifted_state(config),

@@ -15,8 +15,10 @@ from sdm.models.layer_types.base import LayerType, check_choices, check_numbers,
 from sdm.models.layer_types.shared import (
     InitialStateFields,
     KeyAids,
+    check_key_aids,
     delta_flops,
     shifted,
+    shifted_parameters,
     shifted_state,
     tie_queries,
 )
@@ -57,12 +59,13 @@ class SparseMemoryType(LayerType):
     scope = "global"
     fields = SparseMemoryFields
     ops = ("sparse_delta_rule", "product_key_topk")
-    state_fields = ("num_memory_heads", "num_slots", "shift_keys")
+    state_fields = ("num_memory_heads", "num_slots", "shift_keys", "key_convolution")
     free_fields = ("initial_state_std",)
 
     def derive(self, config: Any) -> None:
         check_sizes(config, "num_memory_heads", "num_slots", "num_writes", "num_reads")
         check_numbers(config, "initial_state_std")
+        check_key_aids(config)
         check_numbers(config, "memory_temperature", positive=True)
         check_choices(
             config,
@@ -101,7 +104,7 @@ class SparseMemoryType(LayerType):
     def cost(self, config: Any) -> LayerCost:
         width, heads, side = config.hidden_size, config.num_memory_heads, math.isqrt(config.num_slots)
         writes, reads, channels = config.num_writes, config.num_reads, width // heads
-        vectors = 2 * heads + channels
+        vectors = 2 * heads + channels + shifted_parameters(config)
         if config.normalize_scores:
             vectors += 2 * side
         if config.query_batch_norm:

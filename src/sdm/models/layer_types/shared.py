@@ -22,10 +22,12 @@ class InitialStateFields:
 
 @dataclass(frozen=True)
 class KeyAids:
-    """Help for very small models, of SDM and GDN. The paper's models have neither."""
+    """Help for very small models, of SDM and GDN. The paper's models have none of it."""
 
     shift_keys: bool = False
     """Take the keys of SDM and GDN from the token before."""
+    key_convolution: int = 0
+    """Taps of a convolution in front of the keys of SDM and GDN that starts as the token before; 0: none."""
     tie_query_initialization: bool = False
     """Initialise W_q of SDM and GDN equal to W_k."""
 
@@ -48,13 +50,26 @@ def derive_dense_memory(config: Any) -> None:
         config.recurrent_key_dim = config.head_dim // 2
 
 
+def check_key_aids(config: Any) -> None:
+    taps = config.key_convolution
+    if not isinstance(taps, int) or isinstance(taps, bool) or taps < 0 or taps == 1:
+        raise ValueError(f"key_convolution must be 0 or at least 2 taps, to see the token before, got {taps!r}")
+    if taps and config.shift_keys:
+        raise ValueError("key_convolution and shift_keys both say where keys come from; give one of them")
+
+
 def shifted(layer: Any, config: Any) -> nn.Module:
-    return ShiftedKeys(layer) if config.shift_keys else layer
+    return ShiftedKeys(layer, config.key_convolution) if config.shift_keys or config.key_convolution else layer
 
 
 def shifted_state(config: Any) -> int:
-    """Elements of the last token, where keys are taken from it."""
-    return config.hidden_size if config.shift_keys else 0
+    """Elements of the last tokens, where keys are taken from them."""
+    return config.hidden_size * (config.key_convolution - 1 if config.key_convolution else int(config.shift_keys))
+
+
+def shifted_parameters(config: Any) -> int:
+    """Of the convolution that keys are taken from."""
+    return config.hidden_size * config.key_convolution
 
 
 def tie_queries(layer: Any, config: Any) -> None:
