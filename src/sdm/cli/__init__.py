@@ -17,8 +17,10 @@ from sdm.cli.generate import Generate
 from sdm.cli.info import Info
 from sdm.cli.ladder import Ladder
 from sdm.cli.plan import Plan
+from sdm.cli.probe import Probe
 from sdm.cli.reproduce import Reproduce
 from sdm.cli.ruler import Ruler
+from sdm.cli.scaling import Scaling
 from sdm.cli.tokenizer import Tokenizer
 from sdm.cli.train import Train
 from sdm.ending import ending_with_one_message
@@ -27,6 +29,8 @@ COMMANDS: dict[str, Any] = {
     "train": Train,
     "eval": Eval,
     "ruler": Ruler,
+    "probe": Probe,
+    "scaling": Scaling,
     "export": Export,
     "tokenizer": Tokenizer,
     "reproduce": Reproduce,

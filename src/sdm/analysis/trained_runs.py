@@ -1,0 +1,148 @@
+"""Finished runs as points of a scaling law: compute, loss, and whose ladder they belong to."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, Literal
+
+from sdm.data.config import CorpusConfig
+from sdm.data.loader import open_data
+from sdm.errors import UserError
+from sdm.evaluation.results import FILE, read_results
+from sdm.models import SDMConfig, cost
+from sdm.models.layer_types import LAYER_TYPES
+from sdm.run import Run
+from sdm.run.config_file import differences, to_json
+from sdm.run.model import SavedModel
+
+Loss = Literal["valid", "train", "test"]
+LAST_LINES = 10  # of the training loss, as the paper has it
+_NAMES = {"sdm": "SDM", "gdn": "GDN", "full_attention": "full attention", "mamba2": "Mamba2"}
+_SAME_TEXT = ("batch_size", "seed", "cache_dir", "verify")  # fields of the data that may differ within a ladder
+_SAME_MODEL = ("kind", "backend", "layer_types", "global_layer", "initializer_range")
+
+
+@dataclass(frozen=True)
+class TrainedRun:
+    """A finished run."""
+
+    name: str
+    architecture: str
+    """What its global layers are; `ladders` adds the options that tell it from others of its kind."""
+    flops: float
+    """Of the whole training: forward and backward of all tokens."""
+    tokens: int
+    parameters: int
+    loss: float
+    options: dict[str, Any]
+    """Fields of the model that are no sizes."""
+    sizes: dict[str, Any]
+    data: dict[str, Any]
+
+
+def trained_run(path: Path, loss: Loss = "valid", name: str | None = None) -> TrainedRun:
+    """What a finished run has cost and reached. `loss` is its last held-out loss (valid), the mean of the last ten
+    lines of its training loss (train), or what `sdm eval nll` measured (test)."""
+    run = Run(path)
+    if not run.exists():
+        raise UserError(f"{str(path)!r} is not a run's folder; name the folders that `sdm train` made")
+    if not run.is_finished():
+        raise UserError(f"the run in {path} is not finished, so its loss is not its last: `sdm train {path}` goes on")
+    config, model = run.config(), SavedModel(path).config()
+    data = config.data
+    length = (
+        data.sequence_length
+        if isinstance(data, CorpusConfig)
+        else open_data(data, "train", config.schedule.steps).sequence_length
+    )
+    tokens = config.schedule.steps * data.batch_size * length
+    costs = cost(model)
+    fields = to_json(config.model)
+    # Whole numbers are sizes, which grow along a ladder; anything else is a choice.
+    options = {
+        key: value
+        for key, value in fields.items()
+        if key not in _SAME_MODEL and isinstance(value, (bool, str, float, dict))
+    }
+    sizes = {key: getattr(model, key, None) for key in fields if key not in options and key not in _SAME_MODEL}
+    return TrainedRun(
+        name=name or path.resolve().name,
+        architecture=architecture_of(model),
+        flops=float(costs.training_flops_per_token(length)) * tokens,
+        tokens=tokens,
+        parameters=costs.parameters,
+        loss=_loss(run, loss),
+        options=options,
+        sizes=sizes,
+        data={key: value for key, value in to_json(data).items() if key not in _SAME_TEXT},
+    )
+
+
+def architecture_of(config: SDMConfig) -> str:
+    """The kinds of the global layers, as figures call them."""
+    kinds = [kind for kind in dict.fromkeys(config.layer_types or ()) if LAYER_TYPES[kind].scope == "global"]
+    if sorted(kinds) == ["full_attention", "sdm"]:
+        return "mixed"
+    return " + ".join(_NAMES.get(kind, kind) for kind in kinds) or "local layers alone"
+
+
+def ladders(runs: Sequence[TrainedRun]) -> dict[str, list[TrainedRun]]:
+    """Runs by architecture, and by the options in which those of one differ. Raises if their losses are not of the same
+    text, or if runs of one size differ in something else than the seed."""
+    for other in runs[1:]:
+        for field, one, two in differences(runs[0].data, other.data, "data")[:1]:
+            raise UserError(
+                f"{runs[0].name} and {other.name} were trained on different data, so their losses cannot be compared: "
+                f"{field} is {one!r} and {two!r}"
+            )
+    found: dict[str, list[TrainedRun]] = {}
+    for run in runs:
+        kin = [other for other in runs if other.architecture == run.architecture]
+        varied = [key for key in run.options if any(other.options[key] != run.options[key] for other in kin)]
+        name = ", ".join((run.architecture, *(f"{key} = {_text(run.options[key])}" for key in varied)))
+        found.setdefault(name, []).append(replace(run, architecture=name))
+    for name, group in found.items():
+        _check_sizes(name, group)
+    return found
+
+
+def _check_sizes(name: str, group: Sequence[TrainedRun]) -> None:
+    """Two runs of one width and depth are seeds of one level: they have cost the same."""
+    seen: dict[tuple[Any, Any], TrainedRun] = {}
+    for run in group:
+        first = seen.setdefault((run.sizes["hidden_size"], run.sizes["num_hidden_layers"]), run)
+        if first.flops != run.flops:
+            changed = [key for key in run.sizes if run.sizes[key] != first.sizes[key]]
+            what = (
+                f"{changed[0]} is {first.sizes[changed[0]]} and {run.sizes[changed[0]]}"
+                if changed
+                else (f"tokens are {first.tokens:,} and {run.tokens:,}")
+            )
+            raise UserError(
+                f"{name}: {first.name} and {run.name} have the same width and depth but not the same cost ({what}): "
+                "they are no levels of one ladder; leave one out"
+            )
+
+
+def _loss(run: Run, loss: Loss) -> float:
+    if loss == "test":
+        path = run.evaluations / "nll" / FILE
+        if not path.is_file():
+            raise UserError(f"{run.folder} has no {path.relative_to(run.folder)}: `sdm eval nll {run.folder}` makes it")
+        results = read_results(path)
+        if results.summary is None or not results.complete:
+            raise UserError(f"{path} is not complete: `sdm eval nll {run.folder}` goes on")
+        return float(results.summary["nll"])
+    key = "valid/loss" if loss == "valid" else "loss"
+    values = [line[key] for line in run.metrics() if key in line]
+    if not values:
+        other = "train" if loss == "valid" else "valid"
+        raise UserError(f"{run.metrics_file} has no {key!r}; take --loss {other}")
+    last = values[-1:] if loss == "valid" else values[-LAST_LINES:]
+    return sum(last) / len(last)
+
+
+def _text(value: Any) -> str:
+    return str(value).lower() if isinstance(value, bool) else str(value)

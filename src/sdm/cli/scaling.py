@@ -1,0 +1,67 @@
+"""`sdm scaling RUN ...`."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Literal
+
+import tyro
+
+from sdm.cli.command import Command
+from sdm.errors import UserError
+from sdm.files import explained
+
+_LABELS = {
+    "valid": "held-out loss (nats per token)",
+    "train": "training loss, last 10 lines (nats per token)",
+    "test": "test loss (nats per token)",
+}
+
+
+@dataclass(frozen=True)
+class Scaling(Command):
+    """Fit power laws, loss against compute, to finished runs, one for each architecture."""
+
+    runs: Annotated[tuple[Path, ...], tyro.conf.Positional]
+    """Folders of runs: several sizes, three or more, and as many seeds of each as there are."""
+    loss: Literal["valid", "train", "test"] = "valid"
+    """valid: the last held-out loss of a run; train: the mean of its last ten lines, as the paper has it; test: what
+    `sdm eval nll` measured."""
+    form: Literal["power", "irreducible"] = "power"
+    """power: L = a C^-b; irreducible: L = e + a C^-b, which takes four sizes."""
+    hold_out: str | None = None
+    """A level that is predicted instead of fitted: its number from 1 on, "last", or one of its runs."""
+    bootstrap: int = 1000
+    """Samples that the intervals rest on."""
+    output: Path = Path("scaling")
+    """The folder for scaling.json and the figure."""
+
+    def run(self) -> None:
+        from sdm.analysis.ladder_laws import fit_ladders, law_figure, law_tables
+        from sdm.analysis.plots import save
+        from sdm.analysis.trained_runs import ladders, trained_run
+        from sdm.cli.display import show
+        from sdm.cli.eval_options import distinct_names
+        from sdm.files import write_json
+
+        if not self.runs:
+            raise UserError("name the folders of runs: sdm scaling RUN RUN RUN ...")
+        if self.bootstrap < 100:
+            raise UserError(f"--bootstrap must be at least 100, got {self.bootstrap}")
+        names = distinct_names(self.runs)
+        found = [trained_run(path, self.loss, name) for name, path in zip(names, self.runs, strict=True)]
+        hold_out = self.hold_out
+        for name, path in zip(names, self.runs, strict=True):  # a run may be named by its folder
+            if hold_out is not None and Path(hold_out).resolve() == path.resolve():
+                hold_out = name
+        laws = fit_ladders(ladders(found), hold_out, self.form, self.bootstrap)
+        show(*law_tables(laws))
+        with explained(f"cannot write --output {self.output}"):
+            self.output.mkdir(parents=True, exist_ok=True)
+            content = {"loss": self.loss, "form": self.form, "models": {one.name: one.describe() for one in laws}}
+            write_json(self.output / "scaling.json", content)
+            figure = law_figure(laws, _LABELS[self.loss])
+            paths = [save(figure, self.output / f"scaling.{suffix}") for suffix in ("png", "svg")]
+        for path in (self.output / "scaling.json", *paths):
+            print(path)
