@@ -2,15 +2,21 @@
 
 from __future__ import annotations
 
+import io
 import json
+import os
 import shutil
 import signal
-from collections.abc import Mapping
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
+from rich.console import Console
 
 from processes import stop
 from sdm.errors import UserError
@@ -18,9 +24,9 @@ from sdm.evaluation.measurement import Measurement
 from sdm.evaluation.nll import Likelihood
 from sdm.evaluation.position import Position
 from sdm.evaluation.recall import Recall
+from sdm.experiments import progress
 from sdm.experiments.jobs import Job, JobFailed, Outcome, Standing, run_jobs
-from sdm.experiments.progress import time_left
-from sdm.experiments.reproduce import quick_jobs, report
+from sdm.experiments.progress import make_progress, time_left
 from sdm.recipes.recall import recall
 from sdm.run import Run
 from sdm.run.config_file import to_json
@@ -238,6 +244,22 @@ def test_jobs_save_before_a_signal_ends_them(tmp_path: Path, number: signal.Sign
     assert steps == sorted(set(steps)), "no step is made twice"
 
 
+def test_runs_save_and_end_when_whoever_started_them_is_killed(tmp_path: Path) -> None:
+    environment = os.environ | {"PYTHONPATH": str(Path(__file__).parents[1])}
+    with subprocess.Popen([sys.executable, "-c", JOBS, str(tmp_path)], env=environment) as process:
+        wait_until((tmp_path / "a" / "metrics.jsonl").is_file)
+        process.kill()
+    wait_until(lambda: "which is saved" in (tmp_path / "a" / "log.txt").read_text())
+
+
+def wait_until(happened: Callable[[], bool]) -> None:
+    for _ in range(1200):
+        if happened():
+            return
+        time.sleep(0.1)
+    raise AssertionError("it did not happen")
+
+
 def test_time_left() -> None:
     """The speed of a job is its own once it is known; the longest begin first; the processes share what is left."""
     jobs = [
@@ -256,26 +278,22 @@ def test_time_left() -> None:
     assert time_left(jobs[:1], {"a": continued}, 2) == pytest.approx(110.0)
 
 
-def test_report(tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
-    """Tables and figures are made of the results alone, and say what is not the paper's recipe."""
-    from rich.console import Console
-
-    monkeypatch.setenv("COLUMNS", "200")
-    common = {"parameters": 10, "state_elements": 5, "flops_per_token": 7, "steps": 3, "lr": 1e-3, "seconds": 2.0}
-    use = {"valid_loss": 1.0, "slot_use": [[1, 0.5, 0.4], [2, 0.9, 0.8]]}
-    accuracy = {"accuracy": {str(k): 0.5 for k in (16, 32, 64, 128, 256, 512)}}
-    bins = [{"start": 0, "stop": 64, "nll": 3.0, "error": 0.1, "tokens": 128}]
-    results = {
-        job.name: common | use | (accuracy if "recall" in job.measurements else {"positions": bins, "nll": 3.0})
-        for job in quick_jobs()
-    }
-    report(results, tmp_path, Console())
-    printed = capsys.readouterr().out
-    for text in ("K=256", "SDM", "GDN", "Not the paper's recipe", "W_q is initialised equal to W_k"):
-        assert text in printed
-    assert "64 tokens of 2 documents, 128 tokens in all" in " ".join(printed.split()), "captions are wrapped"
-    assert {path.name for path in (tmp_path / "figures").iterdir()} == {"recall.png", "position.png", "slot_use.png"}
-    assert json.loads((tmp_path / "results.json").read_text())["deviations"]
+@pytest.mark.parametrize("terminal", [True, False])
+def test_progress_says_what_is_done_and_what_is_left(terminal: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(progress, "PLAIN_SECONDS", 0.0)
+    jobs = [Job(name, recall_run(schedule=ScheduleConfig(steps=100))) for name in "abc"]
+    file = io.StringIO()
+    with make_progress(jobs, 1, Console(file=file, force_terminal=terminal, width=100)) as update:
+        update({"a": Standing("waiting"), "b": Standing("waiting"), "c": Standing("waiting")})
+        half = Standing("running", {"step": 50, "loss": 1.25}, seconds=45.0)
+        update({"a": Standing("done"), "b": half, "c": Standing("waiting")})
+        update(
+            {"a": Standing("done"), "b": Standing("failed", {"step": 50, "loss": 1.25}, 45.0), "c": Standing("done")}
+        )
+    printed = file.getvalue()
+    assert "1 of 3 runs done, about 0:02:35 left" in printed  # 55% of b and all of c, at 100 seconds each
+    assert "2 of 3 runs done, 1 failed" in printed
+    assert ("b: step 50/100  loss 1.250" if terminal else "b: failed after 45 s  loss 1.250") in printed
 
 
 @pytest.mark.slow

@@ -20,15 +20,15 @@ class Reproduce(Command):
     advice = CONTINUES
 
     what: Annotated[Literal["quick"], tyro.conf.Positional]
-    """quick: recall and a small pair of language models, within ten minutes on two cores."""
+    """quick: recall, small language models of code, cost and use of the memory, within ten minutes on two cores."""
     output: Path = Path("runs/quick")
-    """The folder for the runs, the figures and the table."""
+    """The folder for the runs, the figures and report.html."""
     processes: int = 2
     """Runs at a time, one thread each."""
 
     def run(self) -> None:
         from sdm.cli.display import console
-        from sdm.experiments.reproduce import reproduce
+        from sdm.experiments.quick import reproduce
 
         if self.processes < 1:
             raise UserError(f"--processes must be at least 1, got {self.processes}")

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import heapq
-import sys
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from datetime import timedelta
@@ -25,20 +24,20 @@ KNOWN = 0.05  # the share of a job from which on its own speed is taken for the 
 @contextlib.contextmanager
 def make_progress(jobs: Sequence[Job], processes: int, console: Console) -> Iterator[Listener]:
     """A function that is told how far each job is."""
-    if not (sys.stdout.isatty() and console.is_terminal):
+    if not console.is_terminal:
         yield _plain(jobs, processes, console)
         return
     bar = Progress(
         TextColumn("[bold]{task.description}"), BarColumn(), TaskProgressColumn(), TimeElapsedColumn(), console=console
     )
     overall = bar.add_task("all runs", total=sum(job.work for job in jobs))
-    with Live(bar, console=console, refresh_per_second=2) as live:
+    with Live(bar, console=console, auto_refresh=False) as live:  # it is told often enough
 
         def update(standings: Mapping[str, Standing]) -> None:
             done = sum(job.work * _share(job, standings[job.name]) for job in jobs)
             bar.update(overall, completed=done)
             running = [_line(job, standings[job.name]) for job in jobs if standings[job.name].state == "running"]
-            live.update(Group(bar, Text("\n".join([_overall(jobs, standings, processes), *running]))))
+            live.update(Group(bar, Text("\n".join([_overall(jobs, standings, processes), *running]))), refresh=True)
 
         yield update
 

@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import gc
 import os
+import queue
+import signal
 import sys
+import threading
 import traceback
 from dataclasses import replace
 from pathlib import Path
@@ -44,13 +47,21 @@ def run_job(folder: Path) -> None:
 
 def main() -> None:
     answers = os.fdopen(os.dup(1), "wb", buffering=0)
-    for line in sys.stdin.buffer:
-        folder = Path(os.fsdecode(line.removesuffix(b"\n")))
-        code = _logged(folder)
+    folders: queue.Queue[Path] = queue.Queue()
+    threading.Thread(target=_listen, args=(folders,), daemon=True).start()
+    while True:
+        code = _logged(folders.get())
         gc.collect()
         answers.write(b"%d\n" % code)
         if code > 128:  # a signal
             sys.exit(code)
+
+
+def _listen(folders: queue.Queue[Path]) -> None:
+    """Take folders until whoever names them has gone, however it ended; then end this process, which saves first."""
+    for line in sys.stdin.buffer:
+        folders.put(Path(os.fsdecode(line.removesuffix(b"\n"))))
+    os.kill(os.getpid(), signal.SIGTERM)
 
 
 def _logged(folder: Path) -> int:
