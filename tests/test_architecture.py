@@ -31,7 +31,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     },
     "plan": {"parallel", "run", "models", "layers"},
     "evaluation": {"run", "models", "layers", "ops", "data", "errors", "files", "ranks"},
-    "analysis": {"plan", "evaluation", "run", "models", "layers", "ops", "data", "errors", "files"},
+    "analysis": {"plan", "evaluation", "run", "models", "layers", "ops", "native", "data", "errors", "files"},
     "recipes": {"training", "run", "models", "layers", "ops", "data"},
     "experiments": {
         *("plan", "recipes", "training", "run", "evaluation", "analysis", "models", "ops", "data"),

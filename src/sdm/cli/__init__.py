@@ -18,6 +18,7 @@ from sdm.cli.info import Info
 from sdm.cli.ladder import Ladder
 from sdm.cli.plan import Plan
 from sdm.cli.probe import Probe
+from sdm.cli.report import Report
 from sdm.cli.reproduce import Reproduce
 from sdm.cli.ruler import Ruler
 from sdm.cli.scaling import Scaling
@@ -31,6 +32,7 @@ COMMANDS: dict[str, Any] = {
     "ruler": Ruler,
     "probe": Probe,
     "scaling": Scaling,
+    "report": Report,
     "export": Export,
     "tokenizer": Tokenizer,
     "reproduce": Reproduce,

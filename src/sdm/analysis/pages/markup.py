@@ -26,6 +26,7 @@ ICONS: dict[Verdict, str] = {
     "agrees": "M3 8.5l3.2 3.2L13 4.8",
     "differs": "M3 6h10M3 10h10M10 3L6 13",
     "unclear": "M5.2 6a2.8 2.8 0 1 1 4.2 2.4c-.9.5-1.4 1-1.4 2M8 12.6v.4",
+    "measured": "M3.5 13V9M8 13V3M12.5 13V6.5",
     "failed": "M4 4l8 8M12 4l-8 8",
     "missing": "M3 8h1.5M7.2 8h1.6M11.5 8H13",
 }
@@ -33,6 +34,7 @@ MEANINGS: dict[Verdict, str] = {
     "agrees": "the direction is the paper's",
     "differs": "the direction is not the paper's",
     "unclear": "the interval allows both",
+    "measured": "there is nothing of the paper to compare with",
     "failed": "it was run and did not end well",
     "missing": "it was not run",
 }
@@ -91,10 +93,12 @@ def _overview(page: Page, anchors: Sequence[str]) -> str:
     """On a phone a row becomes a card; the roles keep it a table for those who hear it."""
     if not page.findings:
         return ""
-    heads = ("claim", "found here", "paper", "verdict")
+    compared = any(finding.paper for finding in page.findings)
+    heads = ("claim" if compared else "what", "found here", *(("paper",) if compared else ()), "verdict")
     rows = []
     for finding, anchor in zip(page.findings, anchors, strict=True):
-        cells = (text(finding.found), text(finding.paper), _badge(finding.verdict))
+        paper = (text(finding.paper),) if compared else ()
+        cells = (text(finding.found), *paper, _badge(finding.verdict))
         claim = f'<a href="#{anchor}">{escape(finding.title)}</a><span class="claim">{text(finding.claim)}</span>'
         shown = (
             f'<td role="cell" data-label="{head}">{cell}</td>' for head, cell in zip(heads[1:], cells, strict=True)
@@ -117,28 +121,26 @@ def _overview(page: Page, anchors: Sequence[str]) -> str:
 def _finding(finding: Finding, anchor: str, drawn: Mapping[int, Drawn]) -> str:
     pictures = [_picture(one, drawn[id(one)]) for one in finding.illustrations]
     beside = _list("Not the paper's recipe", "deviations", finding.deviations)
-    beside += _list("Notes", "notes", finding.notes)
+    notes = _list("Notes", "notes", finding.notes)
+    if pictures and (beside or len(pictures) == 1):
+        beside, notes = beside + notes, ""
     kind = "evidence both" if pictures and beside else "evidence"
-    evidence = "".join(
-        (
-            f'<div class="{kind}">\n' if pictures or beside else "",
-            f'<div class="pictures">\n{"".join(pictures)}</div>\n' if pictures else "",
-            f'<div class="beside">\n{beside}</div>\n' if beside else "",
-            "</div>" if pictures or beside else "",
-        )
-    )
+    parts = (("pictures", "".join(pictures)), ("beside", beside))
+    evidence = "".join(f'<div class="{name}">\n{part}</div>\n' for name, part in parts if part)
+    label = "The paper says" if finding.paper else "What"
     return "\n".join(
         (
             f'<section class="finding" id="{anchor}" aria-labelledby="{anchor}-title">',
             f'<h2 id="{anchor}-title">{escape(finding.title)}</h2>',
-            f'<p class="claim"><span class="label">The paper says</span> {text(finding.claim)}</p>',
+            f'<p class="claim"><span class="label">{label}</span> {text(finding.claim)}</p>',
             '<dl class="answer">',
             f'<div class="found"><dt>Found here</dt><dd>{text(finding.found)}</dd></div>',
-            f'<div class="paper"><dt>Paper</dt><dd>{text(finding.paper)}</dd></div>',
-            f"<div><dt>Direction</dt><dd>{_badge(finding.verdict)}</dd></div>\n</dl>",
+            f'<div class="paper"><dt>Paper</dt><dd>{text(finding.paper)}</dd></div>' if finding.paper else "",
+            f"<div><dt>Verdict</dt><dd>{_badge(finding.verdict)}</dd></div>\n</dl>",
             _why(finding),
-            evidence,
+            f'<div class="{kind}">\n{evidence}</div>' if evidence else "",
             *map(_table, finding.tables),
+            f'<div class="beside below-all">\n{notes}</div>' if notes else "",
             "</section>",
         )
     )

@@ -6,12 +6,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, get_args
 
-import matplotlib.pyplot as plt
 from matplotlib.figure import Figure
 
 from sdm.evaluation.report import Table
 
-Verdict = Literal["agrees", "differs", "unclear", "failed", "missing"]
+Verdict = Literal["agrees", "differs", "unclear", "measured", "failed", "missing"]
 
 
 @dataclass(frozen=True)
@@ -32,7 +31,6 @@ class Illustration:
         for place, row in enumerate(self.rows):
             if len(row) != len(self.columns):
                 raise ValueError(f"rows[{place}] of {self.name!r} must have {len(self.columns)} values, got {len(row)}")
-        plt.close(self.figure)  # pyplot need not keep it, and complains of more than twenty
 
 
 @dataclass(frozen=True)
@@ -43,13 +41,14 @@ class Finding:
     """Its anchor in the page."""
     title: str
     claim: str
-    """What the paper says, in one sentence."""
+    """What the paper says, in one sentence; with the verdict "measured", what was measured."""
     found: str
     """Our number with its interval, ready to read."""
     paper: str
-    """The paper's number, or "not reported"."""
+    """The paper's number, or "not reported"; empty if the paper has nothing to do with it."""
     verdict: Verdict
-    """Whether the direction is the paper's; "failed" and "missing" say that there is no result."""
+    """Whether the direction is the paper's. "measured": there is nothing of the paper to compare with; "failed" and
+    "missing": there is no result."""
     why: str = ""
     """Why it differs, what is missing, or the end of the log of what failed."""
     illustrations: tuple[Illustration, ...] = ()

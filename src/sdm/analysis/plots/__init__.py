@@ -3,6 +3,7 @@
 from sdm.analysis.plots.ablation import differences_figure, slots_figure, write_read_figure
 from sdm.analysis.plots.access import cumulative_mass_figure, effective_keys_figure
 from sdm.analysis.plots.cost import cost_figure, costs_figure
+from sdm.analysis.plots.loss import loss_figure
 from sdm.analysis.plots.position import gain_figure, initial_state_figure, position_figure, position_points
 from sdm.analysis.plots.recall import recall_figure, state_recall_figure
 from sdm.analysis.plots.scaling import scaling_figure
@@ -21,6 +22,7 @@ __all__ = [
     "effective_keys_figure",
     "gain_figure",
     "initial_state_figure",
+    "loss_figure",
     "position_figure",
     "position_points",
     "recall_figure",
