@@ -293,6 +293,12 @@ def test_figure_refuses_outputs(tmp_path: Path) -> None:
 
 def test_reproduce_refuses_no_processes() -> None:
     assert "--processes" in refusal("reproduce", "quick", "--processes", 0)
+    assert "--processes" in refusal("reproduce", "crossover", "--processes", 0)
+
+
+@pytest.mark.parametrize(("option", "value"), [("--widths", 33), ("--widths", 0), ("--steps", 0), ("--seeds", 0)])
+def test_a_crossover_refuses_what_cannot_work(option: str, value: int) -> None:
+    assert f"{option} must be" in refusal("reproduce", "crossover", option, value)
 
 
 def test_traceback_on_demand(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -7,6 +7,10 @@ convolutions and SDM has none; keys come from the token itself, W_q and W_k are 
 
 from __future__ import annotations
 
+from typing import Annotated
+
+from typing_extensions import Doc
+
 from sdm.data.config import CorpusConfig
 from sdm.recipes.parameters import GlobalLayer
 from sdm.training import (
@@ -17,7 +21,10 @@ from sdm.training import (
     OptimConfig,
     ScheduleConfig,
     TrainConfig,
+    TrainingError,
 )
+
+Width = Annotated[int, Doc("Width d of the model, a multiple of 32, the size of a head.")]
 
 HEAD_SIZE = 32
 LENGTH = 2048
@@ -30,9 +37,11 @@ DEVIATIONS = (
 
 
 def plain_code(
-    global_layer: GlobalLayer = "sdm", width: int = 64, *, lr: float = 5e-3, steps: int = 512, seed: int = 0
+    global_layer: GlobalLayer = "sdm", width: Width = 64, *, lr: float = 5e-3, steps: int = 512, seed: int = 0
 ) -> TrainConfig:
     """A small language model of code by the paper's plain recipe."""
+    if width < 1 or width % HEAD_SIZE:
+        raise TrainingError(f"width must be a multiple of {HEAD_SIZE}, the size of a head, got {width}")
     return TrainConfig(
         model=ModelConfig(
             hidden_size=width,
@@ -50,7 +59,7 @@ def plain_code(
             sources=("code",), tokenizer="bpe:1024", layout="rows", sequence_length=LENGTH, batch_size=1, seed=seed
         ),
         optim=OptimConfig(lr=lr),
-        schedule=ScheduleConfig(steps=steps, warmup=20),
+        schedule=ScheduleConfig(steps=steps, warmup=min(20, steps // 10)),
         compute=ComputeConfig(threads=1),
         checkpoint=CheckpointConfig(every=500, keep=1),
         monitor=MonitorConfig(log_every=50, memory_every=0, validate_every=0, validation_batches=8),

@@ -19,6 +19,7 @@ from sdm.recipes.ladder import ladder
 from sdm.recipes.long_context import long_context
 from sdm.recipes.mad import mad, synthetic
 from sdm.recipes.mqar import mqar
+from sdm.recipes.plain_code import plain_code
 from sdm.recipes.rebinding import needle, rebinding
 from sdm.recipes.recall import recall
 from sdm.recipes.tiny import tiny_code, tiny_text
@@ -30,6 +31,7 @@ GROUPS: dict[str, dict[str, Recipe]] = {
     "Language models": {
         "tiny-code": tiny_code,
         "tiny-text": tiny_text,
+        "plain-code": plain_code,
         "ladder": ladder,
         "long-context": long_context,
     },

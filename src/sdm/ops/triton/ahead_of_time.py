@@ -49,11 +49,9 @@ class Resources:
     registers: int
     """Of a thread; on AMD vector registers, with those for matrix products."""
     spilled: int
-    """Bytes of a thread's own memory, where what found no register goes."""
+    """Bytes of a thread that did not find a register, and other memory of a thread's own."""
     shared: int
     """Bytes of a program."""
-    parked: int = 0
-    """AMD: scalar registers too few, of values that wait in lanes of a vector register. Memory is not touched."""
 
     def problem(self, target: Target) -> str | None:
         """Why this is not good enough, or None."""
@@ -82,13 +80,12 @@ class _StandIn:
     def __init__(self, pointer: Pointer) -> None:
         self.dtype = pointer.dtype
         self._address = 0 if pointer.aligned else self.dtype.itemsize
-        self._near = pointer.near
 
     def data_ptr(self) -> int:
         return self._address
 
     def ptr_range(self) -> int:
-        return 0 if self._near else 2**62
+        return 2**62  # no promise that offsets fit 32 bits
 
 
 def _stand_in(x: Any) -> Any:
@@ -136,8 +133,6 @@ def _of_amdgcn(assembly: str, shared: int) -> Resources:
     def count(name: str) -> int:
         return sum(int(x) for x in re.findall(rf"\.{name}:\s*(\d+)", assembly))
 
-    # A register is four bytes; the memory of a thread's own holds the spilled ones too. Scalars get there only if
-    # no lane of a vector register is left for them.
-    spilled = max(4 * count("vgpr_spill_count"), count("private_segment_fixed_size"))
-    registers = max(count("vgpr_count"), count("agpr_count"))
-    return Resources(registers, spilled, shared, count("sgpr_spill_count"))
+    # A register is four bytes; the memory of a thread's own holds the spilled ones too.
+    spilled = max(4 * (count("vgpr_spill_count") + count("sgpr_spill_count")), count("private_segment_fixed_size"))
+    return Resources(max(count("vgpr_count"), count("agpr_count")), spilled, shared)
