@@ -19,9 +19,11 @@ from typing import Any
 from benchmarks._pages import write_between
 from benchmarks._triton_cases import DTYPES, calls, launches_of
 
+from sdm.ops.triton.ahead_of_time import TARGETS, Resources, compile_launch
 from sdm.ops.triton.launch import Launch, Pointer
 
 BEGIN, END = "<!-- kernels: made by benchmarks/triton_aot.py -->", "<!-- end of kernels -->"
+Result = tuple[Launch, str, Resources, str]
 _work: list[tuple[Launch, str]] = []
 
 
@@ -49,32 +51,29 @@ def distinct_launches(levels: list[int]) -> list[Launch]:
     return sorted(found.values(), key=lambda launch: launch.name)
 
 
-def _compile(at: int) -> tuple[int, int, int, str]:
-    """Registers, spilled bytes, shared memory, and what is wrong."""
-    from sdm.ops.triton.ahead_of_time import TARGETS, compile_launch
-
+def _compile(at: int) -> tuple[Resources, str]:
+    """What the kernel takes, and what is wrong."""
     launch, name = _work[at]
     try:
         taken = compile_launch(launch, TARGETS[name])
     except Exception as error:  # whatever the compiler has to say
-        return 0, 0, 0, f"does not compile: {type(error).__name__}: {str(error)[:2000]}"
-    return taken.registers, taken.spilled, taken.shared, taken.problem(TARGETS[name]) or ""
+        return Resources(0, 0, 0), f"does not compile: {type(error).__name__}: {str(error)[:2000]}"
+    return taken, taken.problem(TARGETS[name]) or ""
 
 
-def compile_all(launches: list[Launch], targets: list[str]) -> list[tuple[Launch, str, int, int, int, str]]:
+def compile_all(launches: list[Launch], targets: list[str]) -> list[Result]:
     """On all cores; a compiler that ends the process ends the run."""
     _work[:] = [(launch, target) for launch in launches for target in targets]
     with ProcessPoolExecutor(os.cpu_count(), multiprocessing.get_context("fork")) as pool:
         results = []
         for (launch, target), taken in zip(_work, pool.map(_compile, range(len(_work))), strict=True):
             results.append((launch, target, *taken))
-            registers, spilled, shared, problem = taken
-            print(f"{launch.name:28} {target:7} {registers:3} registers {spilled} spilled {shared:6} shared {problem}")
+            print(f"{launch.name:24} {target:7} {taken[0]} {taken[1]}")
             sys.stdout.flush()
     return results
 
 
-def table(results: list[tuple[Launch, str, int, int, int, str]], targets: list[str]) -> list[str]:
+def table(results: list[Result], targets: list[str]) -> list[str]:
     lines = [
         "| kernel | configurations |" + "".join(f" {target} |" for target in targets),
         "|---|---:|" + "---:|" * len(targets),
@@ -82,9 +81,10 @@ def table(results: list[tuple[Launch, str, int, int, int, str]], targets: list[s
     for name in sorted({launch.name for launch, *_ in results}):
         cells = []
         for target in targets:
-            of = [taken for launch, on, *taken in results if launch.name == name and on == target]
-            registers, spilled, shared = (max(taken[i] for taken in of) for i in range(3))
-            cells.append(f" {registers} / {spilled} / {shared} |")
+            of = [taken for launch, on, taken, _ in results if launch.name == name and on == target]
+            most = (max(getattr(taken, x) for taken in of) for x in ("registers", "spilled", "shared", "parked"))
+            registers, spilled, shared, parked = most
+            cells.append(f" {registers} / {spilled} / {shared}{f' ({parked})' if parked else ''} |")
         lines.append(f"| `{name}` | {len(of)} |" + "".join(cells))
     return lines
 
@@ -102,7 +102,11 @@ def main() -> int:
     if not options.no_table and not problems:
         levels = ", ".join(map(str, options.levels))
         said = "Registers of a thread / bytes spilled / bytes of shared memory, the largest of all configurations"
-        lines = [*table(results, options.targets), "", f"{said}, levels {levels}."]
+        note = (
+            "In brackets: scalar registers that gfx942 has too few of. Their values wait in lanes of a vector "
+            "register, which the first number contains; no memory is moved for them"
+        )
+        lines = [*table(results, options.targets), "", f"{said}, levels {levels}. {note}."]
         write_between(Path(__file__).parent.parent / "docs" / "performance.md", (BEGIN, END), lines)
     print(f"{len(results)} compilations, {len(problems)} problems", *problems, sep="\n")
     return 1 if problems else 0

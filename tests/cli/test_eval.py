@@ -71,13 +71,14 @@ def test_results_belong_to_the_run(places: Path, capsys: pytest.CaptureFixture[s
     assert {file.name for file in figures.iterdir()} == {"position.png", "perplexity.png", "context-gain.png"}
     before = (figures.parent / "results.json").read_bytes()
     message = refused("position", "run", "--length", 41)
-    assert "run/evaluations/position are of another settings: settings.length was 40 and is 41" in message
+    assert "run/evaluations/position are of other settings: settings.length was 40 and is 41" in message
     assert (figures.parent / "results.json").read_bytes() == before
 
 
 def test_limit(places: Path, capsys: pytest.CaptureFixture[str]) -> None:
     run_eval("nll", "sdm", "--data", "held-out", "--output", "out", "--limit", 2)
-    assert "sdm: 2 of 5 documents or samples, as --limit 2 asks" in capsys.readouterr().out
+    said = capsys.readouterr().out
+    assert "sdm: 2 of 5 documents or samples\nAs --limit 2 asks; without it the rest is measured." in said
     assert json.loads((places / "out" / "results.json").read_text())["complete"] is False
     run_eval("nll", "sdm", "--data", "held-out", "--output", "out")
     assert json.loads((places / "out" / "results.json").read_text())["complete"] is True
@@ -118,11 +119,11 @@ from pathlib import Path
 import sdm.evaluation.nll as nll
 from sdm.cli import main
 score = nll._Documents._score
-def slow(self, rows):
+def slow(self, rows, *rest):
     if Path("out/units-0.jsonl").exists() and Path("out/units-0.jsonl").stat().st_size:
         Path("begun").touch()
         time.sleep(60)
-    return score(self, rows)
+    return score(self, rows, *rest)
 nll._Documents._score = slow
 nll.DOCUMENTS = 1
 main(["eval", "nll", "sdm", "--data", "held-out", "--output", "out"])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import math
 from pathlib import Path
@@ -13,8 +14,9 @@ import torch.nn.functional as F
 from evaluation.conftest import other_model, save_model
 from sdm.data import DataError
 from sdm.errors import UserError
+from sdm.evaluation import nll
 from sdm.evaluation.nll import Likelihood
-from sdm.evaluation.session import evaluate
+from sdm.evaluation.session import Advance, evaluate
 from sdm.evaluation.subject import Subject, open_subject
 from training.runs import recall_run, text_run, train
 
@@ -99,5 +101,43 @@ def test_what_cannot_be_measured(folders: dict[str, Path], tmp_path: Path) -> No
     long.write_text("word " * 40)
     with pytest.raises(UserError, match=r"gpt2 takes at most 128 tokens, got 200: 'long\.txt' is longer; .* --context"):
         evaluate("nll", Likelihood(data=(str(long),)), [(short, tmp_path / "out")])
+    assert not (tmp_path / "out").exists()
+    bare = open_subject(save_model(other_model("gpt2"), tmp_path / "bare", tokenizer=False))
+    with pytest.raises(UserError, match=r"bare has no tokenizer in .*, which measuring on text needs"):
+        evaluate("nll", Likelihood(data=(str(long),)), [(bare, tmp_path / "out")])
+    assert not (tmp_path / "out").exists()
     cut = evaluate("nll", Likelihood(data=(str(long),), context=128), [(short, tmp_path / "cut")])[0]
     assert cut.units[f"{long}:long.txt"]["tokens"] == 200
+
+
+def test_white_space_that_a_tokenizer_drops(
+    folders: dict[str, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A document without tokens counts for nothing."""
+    subject = open_subject(folders["sdm"])
+    own = subject.encode
+    monkeypatch.setattr(subject, "encode", lambda text: own(text.strip()))
+    (tmp_path / "in").mkdir()
+    (tmp_path / "in" / "blank.txt").write_text(" \n ")
+    with pytest.raises(UserError, match="the documents have no tokens"):
+        evaluate("nll", Likelihood(data=(str(tmp_path / "in"),)), [(subject, tmp_path / "blank")])
+    (tmp_path / "in" / "words.txt").write_text("three little words")
+    found = evaluate("nll", Likelihood(data=(str(tmp_path / "in"),)), [(subject, tmp_path / "out")])[0]
+    assert found.summary is not None
+    assert (found.summary["documents"], found.summary["tokens"], found.summary["bytes"]) == (1, 18, 18)
+    assert len(found.units) == 2
+
+
+def test_progress_within_a_document(
+    folders: dict[str, Path], texts: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A long document does not stand still, and what is done never falls."""
+    monkeypatch.setattr(nll, "TOKENS", 64)
+    told: list[Advance] = []
+    subjects = [(open_subject(folders["sdm"]), tmp_path / "out")]
+    evaluate("nll", Likelihood(data=(str(texts),)), subjects, listener=told.append)
+    done = [one.done for one in told]
+    assert done == sorted(done)
+    assert (done[0], done[-1]) == (0, told[0].total)
+    assert len({*done}) > 10
+    assert max(y - x for x, y in itertools.pairwise(done)) < told[0].total / 5

@@ -14,6 +14,7 @@ import torch
 from evaluation.conftest import save_model
 from sdm.data import DataError
 from sdm.errors import UserError
+from sdm.evaluation.compare import compare
 from sdm.evaluation.position import Position, position_edges, score_by_position
 from sdm.evaluation.scoring import Scorer
 from sdm.evaluation.session import evaluate
@@ -132,6 +133,25 @@ def test_a_run_and_another_model(folders: dict[str, Path], texts: Path, tmp_path
     gained = evaluate("position", Position(data=(str(texts),), length=200, reach=16), [(llama, tmp_path / "gain")])[0]
     assert gained.summary is not None
     assert gained.summary["positions"][-1]["gain"] != 0
+
+
+def test_models_are_compared_on_the_same_tokens(folders: dict[str, Path], texts: Path, tmp_path: Path) -> None:
+    """Gains only where the same was withheld; nothing where the tokens are others."""
+    measurement = Position(data=(str(texts),), length=100)
+    torch.manual_seed(5)
+    save_model(tiny_model(), tmp_path / "other")
+    paths = {**folders, "other": tmp_path / "other"}
+    subjects = [(open_subject(path), tmp_path / f"out-{name}") for name, path in paths.items()]
+    ours, llama, other = evaluate("position", measurement, subjects)
+    found = {one.quantity: one for one in compare(measurement, ours, other)}
+    assert list(found) == ["nats/token", "nats/token to 64", "nats/token to 100", "gain to 64", "gain to 100"]
+    assert ours.summary is not None
+    assert other.summary is not None
+    last = [one.summary["positions"][-1]["gain"] for one in (ours, other)]
+    assert found["gain to 100"].difference.value == pytest.approx(last[1] - last[0])
+    assert [one.quantity for one in compare(measurement, ours, llama)] == list(found)[:3]
+    other.data["sources"][0]["tokens"] = "others"
+    assert compare(measurement, ours, other) == []
 
 
 PEAK = """

@@ -119,7 +119,7 @@ def law_tables(laws: Sequence[LadderLaw]) -> list[RichTable]:
         if one.held_out:
             guess, measured = one.prediction, one.measured
             inside = "yes" if guess.contains(measured) else "no"
-            numbers = (f"{measured:.4f}", f"{guess.value:.4f}", f"{guess.low:.4f} ... {guess.high:.4f}", inside)
+            numbers = (f"{measured:.4f}", f"{guess.value:.4f}", f"{guess.low:.4f}-{guess.high:.4f}", inside)
             rows.append((one.name, f"{one.held_out[0].flops:.2e}", str(len(one.held_out)), *numbers))
     if rows:
         heads = ("model", "FLOPs", "runs", "measured", "predicted", "95% interval", "inside")

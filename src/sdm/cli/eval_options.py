@@ -89,10 +89,8 @@ class EvalOptions(Command):
 
     def _report(self, results: list[tuple[str, Results]], places: list[tuple[str, Path, Path]]) -> None:
         report_results(self.settings, results, places[0][2] if len(places) == 1 else self.output)
-        for name, one in results:
-            if not one.complete:
-                asked = f"{len(one.units):,} of {one.planned:,} documents or samples"
-                print(f"{name}: {asked}, as --limit {self.limit} asks; without it the rest is measured")
+        if not all(one.complete for _, one in results):
+            print(f"As --limit {self.limit} asks; without it the rest is measured.")
         for _, _, folder in places:
             print(folder / FILE)
 
@@ -129,6 +127,11 @@ def report_results(measurement: Measurement, results: list[tuple[str, Results]],
     if comparison is not None:
         tables.append(comparison)
     show(*(rich_table(table) for table in tables))
+    if comparison is None and len(results) > 1 and measurement.pairs(results[0][1].units):
+        print("Not compared by document: documents, or the tokens they are read as, differ.")
+    for name, one in results:
+        if not one.complete:
+            print(f"{name}: {len(one.units):,} of {one.planned:,} documents or samples")
     if figures is not None:
         for path in draw_all(report.charts, figures / "figures"):
             print(path)

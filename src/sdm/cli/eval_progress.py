@@ -66,7 +66,7 @@ class _Plain:
             return
         self._last = now
         left = ""
-        if advance.done > before:
+        if before < advance.done < advance.total:
             seconds = (now - start) * (advance.total - advance.done) / (advance.done - before)
             left = f", {seconds / 60:.1f} minutes left"
         print(f"{advance.name}: {advance.done / advance.total:.0%}{left}", file=sys.stderr, flush=True)

@@ -34,9 +34,11 @@ def compare(measurement: Measurement, first: Results, second: Results) -> list[D
     for what in ("measurement", "settings"):
         for name, one, other in differences(getattr(first, what), getattr(second, what), what)[:1]:
             raise UserError(f"these results cannot be compared: {name} is {one!r} for one and {other!r} for the other")
-    mine, theirs = measurement.pairs(first.units), measurement.pairs(second.units)
+    both = [key for key in first.units if key in second.units]
+    mine, theirs = (measurement.pairs({key: one.units[key] for key in both}) for one in (first, second))
+    data, same_tokenizer = (first.data, second.data), _tokenizer(first) == _tokenizer(second)
     found = []
-    for quantity in (name for name in mine if name in theirs):
+    for quantity in (name for name in mine if name in theirs and measurement.pairable(name, data, same_tokenizer)):
         one, other = mine[quantity], theirs[quantity]
         shared = [key for key in one if key in other and one[key][1] == other[key][1]]
         if not shared:
@@ -50,16 +52,25 @@ def compare(measurement: Measurement, first: Results, second: Results) -> list[D
     return found
 
 
+def _tokenizer(results: Results) -> str | None:
+    return (results.subject.get("fingerprint") or {}).get("tokenizer")
+
+
+def _interval(mean: Mean) -> str:
+    if mean.low is None or mean.high is None:
+        return "-"
+    if mean.low == mean.high:  # such as two models that answer nothing: it says nothing of other documents
+        return "all the same"
+    return f"{mean.low:+.4f} ... {mean.high:+.4f}"
+
+
 def comparison_table(measurement: Measurement, results: Named) -> Table | None:
-    """Every two models; None if the measurement has nothing to compare by."""
+    """Every two models; None if there is nothing to compare any of them by."""
     rows = []
     for (name, first), (other, second) in combinations(results, 2):
         for one in compare(measurement, first, second):
             mean = one.difference
-            interval = "-" if mean.low is None or mean.high is None else f"{mean.low:+.4f} ... {mean.high:+.4f}"
-            rows.append(
-                (f"{other} - {name}", one.quantity, f"{mean.value:+.4f}", interval, f"{mean.count:,}"),
-            )
+            rows.append((f"{other} - {name}", one.quantity, f"{mean.value:+.4f}", _interval(mean), f"{mean.count:,}"))
     if not rows:
         return None
     return Table(

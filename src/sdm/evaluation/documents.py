@@ -85,6 +85,7 @@ class TextMeasurement(Measurement):
             trained = config
         if not self.data and trained is None:
             raise UserError(f"--data: {subject.name} is no run that was trained on text; name sources, such as code")
+        _ = subject.tokenizer  # or why there is none
         return [self._held_out(spec, trained) for spec in self.data or (trained.sources if trained else ())]
 
     def _held_out(self, spec: str, trained: CorpusConfig | None) -> HeldOut:

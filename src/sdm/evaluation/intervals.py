@@ -41,15 +41,6 @@ def weighted_mean(values: Sequence[float], weights: Sequence[float] | None = Non
     return Mean(mean, mean - margin, mean + margin, count)
 
 
-def share_interval(mean: float, count: int) -> tuple[float, float]:
-    """Wilson's interval of a share of `count` draws. It holds for draws between 0 and 1 too, which vary less than zeros
-    and ones of the same mean; and it has a width at 0 and at 1, where all draws were equal."""
-    z = NORMAL_QUANTILE
-    middle = (mean + z * z / (2 * count)) / (1 + z * z / count)
-    margin = z / (1 + z * z / count) * math.sqrt(mean * (1 - mean) / count + z * z / (4 * count * count))
-    return max(0.0, min(mean, middle - margin)), min(1.0, max(mean, middle + margin))
-
-
 def mean_of_means(groups: Sequence[Sequence[float]]) -> Mean:
     """The mean over groups of independent draws between 0 and 1, each group counting alike. Variances are estimated
     with two zeros and two ones more in each group (Agresti and Coull): equal draws do not pass for certainty."""

@@ -12,6 +12,8 @@ from sdm.evaluation.subject import Subject
 
 Result = dict[str, Any]
 """What is kept of a unit: plain JSON."""
+Data = dict[str, Any]
+"""What was measured on: plain JSON with fingerprints."""
 Pairs = dict[str, dict[str, tuple[float, float]]]
 """By the name of a quantity: what every document (or sample) has of it, and how much it weighs in the mean."""
 
@@ -49,8 +51,8 @@ class Plan:
     measure: Callable[[Sequence[Unit]], Iterable[Result]]
     """The results of a few units, in their order. A unit's result depends neither on its neighbours nor on which
     process measures it; each is kept as soon as it is given."""
-    data: dict[str, Any] = field(default_factory=dict)
-    """What was measured on, as JSON with fingerprints. Results on other data are never mixed with these."""
+    data: Data = field(default_factory=dict)
+    """Results on other data are never mixed with these."""
     batch: int = 1
     """Units that `measure` gets at a time, at most. They are consecutive and of one group."""
     partial: Partial = field(default_factory=Partial)
@@ -82,3 +84,8 @@ class Measurement(abc.ABC):
     def pairs(self, results: Mapping[str, Result]) -> Pairs:
         """What two models are compared by, document by document. By default, nothing."""
         return {}
+
+    def pairable(self, quantity: str, data: tuple[Data, Data], same_tokenizer: bool) -> bool:
+        """Whether a quantity of two models, measured on such data, may be compared by the keys of units: whether what
+        has the same key is the same. By default, if all data are."""
+        return data[0] == data[1]

@@ -6,7 +6,7 @@ Shapes: B rows, T time.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -14,9 +14,10 @@ import torch
 from torch import Tensor
 
 from sdm.data.errors import check_positive
-from sdm.evaluation.documents import HeldOut, Reader, TextMeasurement, listing
+from sdm.errors import UserError
+from sdm.evaluation.documents import HeldOut, Listing, Reader, TextMeasurement, listing
 from sdm.evaluation.intervals import weighted_mean
-from sdm.evaluation.measurement import Pairs, Plan, Result, Unit
+from sdm.evaluation.measurement import Data, Pairs, Partial, Plan, Result, Unit
 from sdm.evaluation.report import Report, Table
 from sdm.evaluation.subject import Subject
 from sdm.models.likelihood import IGNORED
@@ -42,12 +43,22 @@ class Likelihood(TextMeasurement):
         units, manifest = [], []
         for place, held_out in enumerate(sources):
             found = listing(held_out)
+            self._check_longest(subject, held_out, found)
             manifest.append({**held_out.manifest(), "documents": len(found.names), "sha256": found.sha256})
             units += [
                 Unit(f"{held_out.name}:{name}", held_out.name, (place, number, size), cost=size)
                 for number, (name, size) in enumerate(zip(found.names, found.num_bytes, strict=True))
             ]
-        return Plan(units, _Documents(subject, sources, self.context), {"sources": manifest}, batch=DOCUMENTS)
+        partial = Partial()
+        measure = _Documents(subject, sources, self.context, partial)
+        return Plan(units, measure, {"sources": manifest}, batch=DOCUMENTS, partial=partial)
+
+    def _check_longest(self, subject: Subject, held_out: HeldOut, found: Listing) -> None:
+        """Whether the model takes the largest document is said before anything is measured."""
+        largest = max(range(len(found.names)), key=found.num_bytes.__getitem__)
+        if self.context is None and found.num_bytes[largest] > (subject.context_limit or math.inf):
+            document = Reader(held_out).document(largest)
+            check_length(subject, len(subject.encode(document.text)), document.name)
 
     def summary(self, results: Mapping[str, Result]) -> dict[str, Any]:
         by_source: dict[str, list[Result]] = {}
@@ -68,14 +79,30 @@ class Likelihood(TextMeasurement):
         return Report([Table(title, columns, rows, "±: 95% interval of the mean over documents.")])
 
     def pairs(self, results: Mapping[str, Result]) -> Pairs:
+        scored = {key: one for key, one in results.items() if one["tokens"]}
         return {
-            "nats/token": {key: (one["nll"] / one["tokens"], one["tokens"]) for key, one in results.items()},
-            "bits/byte": {key: (one["nll"] / math.log(2) / one["bytes"], one["bytes"]) for key, one in results.items()},
+            "nats/token": {key: (one["nll"] / one["tokens"], one["tokens"]) for key, one in scored.items()},
+            "bits/byte": {key: (one["nll"] / math.log(2) / one["bytes"], one["bytes"]) for key, one in scored.items()},
         }
+
+    def pairable(self, quantity: str, data: tuple[Data, Data], same_tokenizer: bool) -> bool:
+        """Documents are known by name and size, also where sources differ; what a token is the tokenizer decides."""
+        return same_tokenizer or quantity == "bits/byte"
+
+
+def check_length(subject: Subject, tokens: int, name: str) -> None:
+    """Raise unless the model takes a document of so many tokens, or the piece of it."""
+    subject.check_length(
+        tokens, f"{name!r} is longer; cut documents with --context N, and N tokens are scored at a time"
+    )
 
 
 def _means(results: list[Result]) -> dict[str, Any]:
     """Over all tokens; the interval is that of documents that are drawn at random."""
+    # Of white space some tokenizers make nothing.
+    results = [one for one in results if one["tokens"]]
+    if not results:
+        raise UserError("the documents have no tokens: the tokenizer drops all of their text")
     tokens, size = (sum(one[key] for one in results) for key in ("tokens", "bytes"))
     mean = weighted_mean([one["nll"] / one["tokens"] for one in results], [one["tokens"] for one in results])
     return {
@@ -92,8 +119,8 @@ def _means(results: list[Result]) -> dict[str, Any]:
 class _Documents:
     """Scores documents of the sources of one model."""
 
-    def __init__(self, subject: Subject, sources: list[HeldOut], context: int | None) -> None:
-        self._subject, self._context = subject, context
+    def __init__(self, subject: Subject, sources: list[HeldOut], context: int | None, partial: Partial) -> None:
+        self._subject, self._context, self._partial = subject, context, partial
         self._names, self._readers = [source.name for source in sources], [Reader(source) for source in sources]
 
     def __call__(self, units: Sequence[Unit]) -> Iterator[Result]:
@@ -104,8 +131,11 @@ class _Documents:
             rows.append(self._pieces(self._subject.encode(document.text), document.name))
         totals = [0.0] * len(rows)
         owners = [(piece, owner) for owner, pieces in enumerate(rows) for piece in pieces]
+        whole, cost, before = sum(len(piece) for piece, _ in owners), sum(unit.cost for unit in units), 0
         for group in _by_length(owners):
-            for owner, value in zip((one for _, one in group), self._score([row for row, _ in group]), strict=True):
+            found = self._score([row for row, _ in group], lambda tokens: self._partial(cost * tokens / whole), before)
+            before += sum(len(row) for row, _ in group)
+            for (_, owner), value in zip(group, found, strict=True):
                 totals[owner] += value
         for unit, pieces, total in zip(units, rows, totals, strict=True):
             place, _, size = unit.payload
@@ -115,14 +145,13 @@ class _Documents:
     def _pieces(self, ids: list[int], name: str) -> list[Tensor]:
         """Rows of tokens, each behind the one that stands before a document."""
         size = self._context or len(ids)
-        if ids:
-            advice = f"{name!r} is longer; cut documents with --context N, and N tokens are scored at a time"
-            self._subject.check_length(min(size, len(ids)), advice)
+        check_length(self._subject, min(size, len(ids)), name)
         pieces = [ids[start : start + size] for start in range(0, len(ids), max(size, 1))]
         return [torch.tensor([self._subject.start_id, *piece]) for piece in pieces]
 
-    def _score(self, rows: list[Tensor]) -> list[float]:
-        """The nats of each row, in stretches of time that the state is carried over."""
+    def _score(self, rows: list[Tensor], tell: Callable[[int], None], before: int) -> list[float]:
+        """The nats of each row, in stretches of time that the state is carried over. `tell` is told of how many tokens
+        that is done, with those `before`."""
         width = max(len(row) for row in rows) - 1
         ids = torch.zeros(len(rows), width, dtype=torch.int64)
         targets = torch.full((len(rows), width), IGNORED)
@@ -134,6 +163,7 @@ class _Documents:
             stretch = slice(start, start + step)
             found, past = self._subject.nll(ids[:, stretch], targets[:, stretch], past, carry=start + step < width)
             totals += found.double().sum(1)
+            tell(before + sum(min(len(row), start + step) for row in rows))
         return totals.tolist()
 
 

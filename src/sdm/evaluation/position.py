@@ -31,13 +31,14 @@ from sdm.data.shards import TokenStore
 from sdm.errors import UserError
 from sdm.evaluation.documents import HeldOut, TextMeasurement
 from sdm.evaluation.intervals import weighted_mean
-from sdm.evaluation.measurement import Pairs, Partial, Plan, Result, Unit
+from sdm.evaluation.measurement import Data, Pairs, Partial, Plan, Result, Unit
 from sdm.evaluation.report import Chart, Point, Report, Table
 from sdm.evaluation.subject import Subject
 from sdm.models.layer_types import local_reach
 
 TOKENS = 8192  # at a time, over all rows
 SMALLEST_BLOCK = 64
+GAIN = "gain"  # what quantities are called that are made with context withheld
 
 
 @dataclass(frozen=True)
@@ -154,7 +155,16 @@ class Position(TextMeasurement):
             for place, (start, stop) in enumerate(itertools.pairwise(one["edges"])):
                 at = pairs.setdefault(f"nats/token to {stop:,}", {})
                 at[key] = one["nll"][place] / (stop - start), 1.0
+        for key, one in results.items():
+            for place, (start, stop) in enumerate(itertools.pairwise(one["edges"]) if one["withheld"] else ()):
+                gain = one["withheld"][place] - one["nll"][place]
+                pairs.setdefault(f"{GAIN} to {stop:,}", {})[key] = gain / (stop - start), 1.0
         return pairs
+
+    def pairable(self, quantity: str, data: tuple[Data, Data], same_tokenizer: bool) -> bool:
+        """Documents are numbered: the tokens must be the same, and for gains what is withheld too."""
+        parts = ("sources", "length", "reach") if quantity.startswith(GAIN) else ("sources", "length")
+        return all(data[0][part] == data[1][part] for part in parts)
 
 
 def position_edges(length: int, first: int = 64, per_doubling: int = 1) -> list[int]:

@@ -148,12 +148,13 @@ class ResultsFolder:
 
 def check_same(folder: Path, before: dict[str, Any], wanted: dict[str, Any]) -> None:
     """Raise unless results are of the same measurement of the same model on the same data."""
-    for part, what in zip(IDENTITY, ("measurement", "settings", "model", "data"), strict=True):
+    whose = ("another measurement", "other settings", "another model", "other data")
+    for part, what in zip(IDENTITY, whose, strict=True):
         changed = differences(before[part], wanted[part], part)
         if changed:
             shown = "; ".join(f"{name} was {_short(old)} and is {_short(new)}" for name, old, new in changed[:3])
             raise UserError(
-                f"the results in {folder} are of another {what}: {shown}. They are left as they are; take another "
+                f"the results in {folder} are of {what}: {shown}. They are left as they are; take another "
                 "folder with --output, or delete them"
             )
 

@@ -18,12 +18,12 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from sdm.evaluation.kept import CACHES, tensors
 from sdm.models import SDMForCausalLM
 from sdm.models.likelihood import IGNORED, nll
 
 PIECE = 4096  # tokens of a stream at a time, over all rows
 LOGITS = 2**26  # numbers that are computed at a time, at most
-CACHES = ("past_key_values", "cache_params", "state")  # what models call what they carry on
 AGREEMENT = 1e-3  # of logits, relative to the largest: whole and in two parts
 
 
@@ -98,23 +98,7 @@ class Stream:
 
     def nbytes(self) -> int:
         """Bytes of what is kept."""
-        return _nbytes(self._content, set())
-
-
-def _nbytes(content: Any, seen: set[int]) -> int:
-    """Of all tensors that a cache refers to, each counted once."""
-    if id(content) in seen or isinstance(content, (str, type)):
-        return 0
-    seen.add(id(content))
-    if isinstance(content, Tensor):
-        return content.nbytes
-    if isinstance(content, dict):
-        parts: Any = content.values()
-    elif isinstance(content, (list, tuple)):
-        parts = content
-    else:
-        parts = getattr(content, "__dict__", {}).values()
-    return sum(_nbytes(part, seen) for part in parts)
+        return sum(one.nbytes for one in tensors(self._content))
 
 
 @torch.inference_mode()

@@ -114,7 +114,7 @@ class _Session:
             for unit, result in zip(batch, self.plan.measure(batch), strict=True):
                 self.folder.add(unit.key, result)
                 reached, units = reached + unit.cost * ranks.size, units + 1
-                tell()
+            tell()  # of a batch at once: computed side by side, its first unit took as long as all of them
             yield
 
     def close(self, measurement: Measurement, together: bool) -> None:

@@ -6,7 +6,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-NORMAL = 1.959964  # of a 95% interval
+from sdm.evaluation.intervals import NORMAL_QUANTILE
 
 
 @dataclass(frozen=True)
@@ -40,8 +40,9 @@ def share(right: Sequence[int], asked: Sequence[int]) -> Share:
 
 
 def wilson(mean: float, count: float) -> tuple[float, float]:
-    """Wilson's interval of a share that was found in `count` independent trials."""
-    square = NORMAL**2 / count
+    """Wilson's interval of a share that was found in `count` independent trials. It holds for draws between 0 and 1
+    too, which vary less than zeros and ones of the same mean; and it has a width where all draws were equal."""
+    square = NORMAL_QUANTILE**2 / count
     middle = (mean + square / 2) / (1 + square)
-    margin = NORMAL * math.sqrt(mean * (1 - mean) / count + square / (4 * count)) / (1 + square)
-    return max(0.0, middle - margin), min(1.0, middle + margin)
+    margin = NORMAL_QUANTILE * math.sqrt(mean * (1 - mean) / count + square / (4 * count)) / (1 + square)
+    return max(0.0, min(mean, middle - margin)), min(1.0, max(mean, middle + margin))

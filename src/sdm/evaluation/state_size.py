@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import torch
 
+from sdm.evaluation.kept import CACHES, tensors
 from sdm.evaluation.subject import Subject
 from sdm.models import cost
 
@@ -17,20 +16,8 @@ def state_elements(subject: Subject, length: int) -> int | None:
         return sum(layer.state_elements(length) for layer in cost(subject.model.config).layers)
     with torch.inference_mode():
         output = subject.model(torch.zeros(1, length, dtype=torch.int64, device=subject.device), use_cache=True)
-    for name in ("past_key_values", "cache_params", "state"):
+    for name in CACHES:
         kept = output.get(name)
         if kept is not None:
-            return sum({id(x): x.numel() for x in _tensors(kept, 4)}.values()) or None
+            return sum(one.numel() for one in tensors(kept) if one.is_floating_point()) or None
     return None
-
-
-def _tensors(value: Any, depth: int) -> list[torch.Tensor]:
-    """All tensors in an object of any library, a few levels deep."""
-    if isinstance(value, torch.Tensor):
-        return [value] if value.is_floating_point() else []
-    if depth == 0:
-        return []
-    inside = value.values() if isinstance(value, dict) else value if isinstance(value, (list, tuple)) else None
-    if inside is None:
-        inside = vars(value).values() if hasattr(value, "__dict__") else ()
-    return [x for one in inside for x in _tensors(one, depth - 1)]

@@ -75,8 +75,8 @@ def test_without_memory_nothing_runs() -> None:
             add(torch.empty(7))
     assert [seen.grid for seen in launches] == [(2**29,), (2**29,), (1,)]
     assert launches[0].arguments["size"] == 2**33
-    assert launches[0].arguments["x_ptr"] == Pointer(torch.bfloat16, True)
-    assert launches[1].arguments["x_ptr"] == Pointer(torch.bfloat16, False)
+    assert launches[0].arguments["x_ptr"] == Pointer(torch.bfloat16, True, near=False)
+    assert launches[1].arguments["x_ptr"] == Pointer(torch.bfloat16, False, near=False)
 
 
 def test_a_grid_that_no_gpu_takes() -> None:

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 from matplotlib.figure import Figure
-from matplotlib.ticker import FuncFormatter, MaxNLocator, NullFormatter
+from matplotlib.ticker import FuncFormatter, LogLocator, MaxNLocator, NullFormatter
 
 from sdm.analysis.plots.style import new_axes, styles
 from sdm.analysis.scaling import PowerLaw
@@ -43,6 +43,9 @@ def scaling_figure(
     axes.yaxis.set_major_locator(MaxNLocator(6, steps=[1, 2, 2.5, 5, 10]))
     axes.yaxis.set_major_formatter(FuncFormatter(lambda value, place: f"{value:g}"))
     axes.yaxis.set_minor_formatter(NullFormatter())
+    if max(computes) < 100 * min(computes):  # powers of ten alone would be too few
+        axes.xaxis.set_major_locator(LogLocator(subs=(1.0, 2.0, 5.0)))
+    axes.xaxis.set_minor_formatter(NullFormatter())
     if any(held_out.values()):
         axes.plot([], [], "D", markersize=6, markerfacecolor="white", color="black", label="held out")
     axes.fill_between([], [], [], color="black", alpha=0.13, linewidth=0, label="95% interval of a new level")

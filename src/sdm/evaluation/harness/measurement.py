@@ -9,10 +9,10 @@ from __future__ import annotations
 import hashlib
 import json
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 from sdm.data.errors import check_not_negative, check_positive, require
 from sdm.errors import UserError
@@ -29,6 +29,9 @@ QUESTIONS = 16  # at a time
 @dataclass(frozen=True)
 class Harness(Measurement):
     """The paper's 15 short-context tasks, and any other task of lm-evaluation-harness (the extra `eval`)."""
+
+    # Where a dataset is does not matter, but what is in it: its checksums belong to the result.
+    free: ClassVar[tuple[str, ...]] = ("data_dir", "download", "batch_size", "run_code")
 
     tasks: tuple[str, ...] = tuple(PAPER)
     """Tasks or groups of the harness, or small: a few questions that come with this package."""
@@ -223,18 +226,24 @@ def _key(name: str, part: str, number: int) -> str:
 
 
 def _manifest(tasks: Sequence[Loaded]) -> dict[str, Any]:
-    """What is asked: documents by their checksum, and how."""
+    """What is asked: documents by their checksum, behind which examples."""
     import lm_eval
 
     found = {}
     for loaded in tasks:
         for part, task in loaded.parts.items():
-            digest = hashlib.sha256()
-            for document in task.eval_docs:
-                digest.update(json.dumps(document, sort_keys=True, default=str).encode())
+            shots = task.config.num_fewshot or 0
             found[part] = {
-                "shots": task.config.num_fewshot or 0,
+                "shots": shots,
                 "documents": len(task.eval_docs),
-                "sha256": digest.hexdigest(),
+                "sha256": _checksum(task.eval_docs),
+                "examples": _checksum(task.fewshot_docs()) if shots else None,
             }
     return {"harness": lm_eval.__version__, "tasks": found}
+
+
+def _checksum(documents: Iterable[Any]) -> str:
+    digest = hashlib.sha256()
+    for document in documents:
+        digest.update(json.dumps(document, sort_keys=True, default=str).encode())
+    return digest.hexdigest()

@@ -9,6 +9,7 @@ from sdm.evaluation.harness.tasks import PAPER
 from sdm.evaluation.intervals import weighted_mean
 from sdm.evaluation.measurement import Result
 from sdm.evaluation.report import Report, Table
+from sdm.evaluation.shares import wilson
 
 
 def harness_summary(results: Mapping[str, Result]) -> dict[str, Any]:
@@ -42,7 +43,10 @@ def _metrics(results: Sequence[Result]) -> dict[str, Any]:
             found[metric] = {"value": _put_together(how[metric], entries), "low": None, "high": None}
         else:
             mean = weighted_mean(entries)
-            found[metric] = {"value": mean.value, "low": mean.low, "high": mean.high}
+            # Student's interval of few zeros and ones would leave what is possible, or be a point.
+            shares = all(0 <= value <= 1 for value in entries)
+            low, high = wilson(mean.value, mean.count) if shares else (mean.low, mean.high)
+            found[metric] = {"value": mean.value, "low": low, "high": high}
     return found
 
 
@@ -96,7 +100,7 @@ def _cell(one: Mapping[str, Any] | None) -> str:
         return ""
     if one["low"] is None:
         return f"{100 * one['value']:.2f}" if 0 <= one["value"] <= 1 else f"{one['value']:.4g}"
-    return f"{100 * one['value']:.2f} ±{100 * (one['high'] - one['value']):.2f}"
+    return f"{100 * one['value']:.2f} ±{100 * (one['high'] - one['low']) / 2:.2f}"
 
 
 def _questions(found: Mapping[str, Any]) -> str:

@@ -83,17 +83,19 @@ class Ruler(Measurement):
 
     def held(self, generator: Generator) -> list[tuple[str, int]]:
         """The tasks and the lengths that hold them, shorter ones first."""
-        held, refused = [], []
+        held: list[tuple[str, int]] = []
+        refused: dict[int, list[str]] = {}
         for length in sorted(self.lengths):
             for task in self.tasks:
                 smallest = generator.smallest_length(task, length, self.samples)
                 if smallest <= length:
                     held.append((task, length))
                 else:
-                    refused.append(f"{task} takes {smallest} tokens and does not fit into {length}")
+                    refused.setdefault(length, []).append(f"{task} (takes {smallest})")
         if refused and not (held and self.skip_short):
+            lines = [f"{length} tokens do not hold {', '.join(tasks)}" for length, tasks in refused.items()]
             raise UserError(
-                f"{'; '.join(refused)}. Leave out the tasks or the lengths, or leave out such pairs with --skip-short"
+                f"{'; '.join(lines)}. Leave out the tasks or the lengths, or leave out such pairs with --skip-short"
             )
         return held
 

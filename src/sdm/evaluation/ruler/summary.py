@@ -5,10 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from sdm.evaluation.intervals import mean_of_means, share_interval
+from sdm.evaluation.intervals import mean_of_means
 from sdm.evaluation.measurement import Pairs, Result
 from sdm.evaluation.report import Chart, Grid, Point, Report, Table
 from sdm.evaluation.ruler.tasks import SIX, TASKS
+from sdm.evaluation.shares import wilson
 
 NOT_COMPARABLE = "* not comparable with published results: its text is not RULER's"
 # Averages by their names: over which tasks.
@@ -48,7 +49,7 @@ def summarise(results: Mapping[str, Result], comparable: Mapping[str, bool]) -> 
 def _cell(scores: Iterable[float]) -> dict[str, Any]:
     found = list(scores)
     mean = _mean(found)
-    low, high = share_interval(mean, len(found))
+    low, high = wilson(mean, len(found))
     return {"accuracy": mean, "low": low, "high": high, "samples": len(found)}
 
 

@@ -49,9 +49,11 @@ class Resources:
     registers: int
     """Of a thread; on AMD vector registers, with those for matrix products."""
     spilled: int
-    """Bytes of a thread that did not find a register, and other memory of a thread's own."""
+    """Bytes of a thread's own memory, where what found no register goes."""
     shared: int
     """Bytes of a program."""
+    parked: int = 0
+    """AMD: scalar registers too few, of values that wait in lanes of a vector register. Memory is not touched."""
 
     def problem(self, target: Target) -> str | None:
         """Why this is not good enough, or None."""
@@ -80,12 +82,13 @@ class _StandIn:
     def __init__(self, pointer: Pointer) -> None:
         self.dtype = pointer.dtype
         self._address = 0 if pointer.aligned else self.dtype.itemsize
+        self._near = pointer.near
 
     def data_ptr(self) -> int:
         return self._address
 
     def ptr_range(self) -> int:
-        return 2**62  # no promise that offsets fit 32 bits
+        return 0 if self._near else 2**62
 
 
 def _stand_in(x: Any) -> Any:
@@ -133,6 +136,8 @@ def _of_amdgcn(assembly: str, shared: int) -> Resources:
     def count(name: str) -> int:
         return sum(int(x) for x in re.findall(rf"\.{name}:\s*(\d+)", assembly))
 
-    # A register is four bytes; the memory of a thread's own holds the spilled ones too.
-    spilled = max(4 * (count("vgpr_spill_count") + count("sgpr_spill_count")), count("private_segment_fixed_size"))
-    return Resources(max(count("vgpr_count"), count("agpr_count")), spilled, shared)
+    # A register is four bytes; the memory of a thread's own holds the spilled ones too. Scalars get there only if
+    # no lane of a vector register is left for them.
+    spilled = max(4 * count("vgpr_spill_count"), count("private_segment_fixed_size"))
+    registers = max(count("vgpr_count"), count("agpr_count"))
+    return Resources(registers, spilled, shared, count("sgpr_spill_count"))

@@ -20,6 +20,7 @@ import torch
 from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensor
 
+NEAR = 2**31 - 1  # bytes
 ALIGNMENT = 16  # bytes; Triton compiles another kernel for pointers that are not multiples of it
 LARGEST_GRID = (2**31 - 1, 65535, 65535)  # of CUDA and ROCm
 
@@ -29,6 +30,8 @@ class Pointer(NamedTuple):
 
     dtype: torch.dtype
     aligned: bool
+    near: bool = True
+    """Whether 32 bits reach all of its memory: AMD's kernels are then compiled with other instructions."""
 
 
 @dataclass(frozen=True)
@@ -114,7 +117,8 @@ def _argument(x: Any) -> Any:
     # A tensor without memory lies where an allocator would put it, but for the start of a view.
     without_memory = x.is_meta or isinstance(x, FakeTensor)
     address = x.storage_offset() * x.element_size() if without_memory else x.data_ptr()
-    return Pointer(x.dtype, address % ALIGNMENT == 0)
+    size = x.untyped_storage().nbytes()
+    return Pointer(x.dtype, address % ALIGNMENT == 0, size <= NEAR)
 
 
 def _current_device(device: torch.device) -> Any:

@@ -22,7 +22,7 @@ from sdm.ops.sparse_delta_rule.triton.chains import add_later_accesses, add_olde
 from sdm.ops.sparse_delta_rule.triton.forward import combine, gather
 from sdm.ops.sparse_delta_rule.triton.replay import replay, reset, ring_of
 from sdm.ops.sparse_delta_rule.triton.rows import kept_rows
-from sdm.ops.sparse_delta_rule.triton.sequences import at_cell, sequence_bounds
+from sdm.ops.sparse_delta_rule.triton.sequences import at_cell, below, sequence_bounds
 
 
 @triton.jit(do_not_specialize=["time", "low", "high", "span"])
@@ -32,7 +32,8 @@ def backward_kernel(  # type: ignore[no-untyped-def]
     read_slot, seen, next_of_read, mix, depth, length,
     residual, initial, table, allowance, saved, scales, flags, counts, lowest,
     grad_y, grad_table, grad_value, partial,
-    time, low, high, span, rings, limit, H, N, D, W, R, streams, initial_stride,
+    time, low, high, span, rings, limit, N, streams, initial_stride,
+    H: tl.constexpr, D: tl.constexpr, W: tl.constexpr, R: tl.constexpr,
     C: tl.constexpr, WP: tl.constexpr, RP: tl.constexpr, RB: tl.constexpr, S: tl.constexpr,
     SHARE: tl.constexpr, SMALLEST: tl.constexpr, KIND: tl.constexpr,
     PACKED: tl.constexpr, PER_WRITE: tl.constexpr, SLOT_RULE: tl.constexpr, INITIAL: tl.constexpr,
@@ -55,7 +56,7 @@ def backward_kernel(  # type: ignore[no-untyped-def]
     down_to = tl.minimum(tl.maximum(tl.cdiv(low - (start - origin), C), 0), chunks)
 
     channel = slab * S + tl.arange(0, S)
-    lane = channel < D
+    lane = below(channel, D, S)
     program = slab.to(tl.int64) * streams + stream
     tokens = tl.where(PACKED, time, time * (streams // H)).to(tl.int64)
     table += stream.to(tl.int64) * N * D
@@ -113,7 +114,7 @@ def backward_kernel(  # type: ignore[no-untyped-def]
         later = tl.load(length + first * H + head)
 
         live = first + t < end
-        there = live[:, None] & (i < W)
+        there = live[:, None] & below(i, W, WP)
         there_channel = live[:, None] & lane[None, :]
         code = tl.load(at_cell(write_slot, first, head, H, W) + at, mask=there, other=-1)
         last = code >= 0
@@ -201,7 +202,7 @@ def backward_kernel(  # type: ignore[no-untyped-def]
 
         for block in range(0, RP, RB):
             j = block + tl.arange(0, RB)[None, :]
-            there_r = live[:, None] & (j < R)
+            there_r = live[:, None] & below(j, R, RP)
             at_r = (t * H * R)[:, None] + j
             code_r = tl.load(at_cell(read_slot, first, head, H, R) + at_r, mask=there_r, other=-1)
             content_r = tl.zeros((C, RB, S), ACC)

@@ -16,7 +16,7 @@ import triton
 import triton.language as tl
 
 from sdm.ops.sparse_delta_rule.triton.chains import add_older_pushes
-from sdm.ops.sparse_delta_rule.triton.sequences import at_cell, sequence_bounds
+from sdm.ops.sparse_delta_rule.triton.sequences import at_cell, below, sequence_bounds
 
 
 @triton.jit
@@ -39,7 +39,8 @@ def forward_kernel(  # type: ignore[no-untyped-def]
     write_weight, value, beta, read_weight, cu_seqlens,
     write_slot, prev, factor, keep, solve, read_slot, read_keep, mix, depth,
     table, residual, y,
-    time, H, N, D, W, R,
+    time, N,
+    H: tl.constexpr, D: tl.constexpr, W: tl.constexpr, R: tl.constexpr,
     C: tl.constexpr, WP: tl.constexpr, RP: tl.constexpr, RB: tl.constexpr, S: tl.constexpr,
     PACKED: tl.constexpr, SLOT_RULE: tl.constexpr,
 ):  # fmt: skip
@@ -49,7 +50,7 @@ def forward_kernel(  # type: ignore[no-untyped-def]
     head = stream % H
     start, end = sequence_bounds(cu_seqlens, stream // H, time, PACKED)
     channel = tl.program_id(0) % slabs * S + tl.arange(0, S)
-    lane = channel < D
+    lane = below(channel, D, S)
     table += stream.to(tl.int64) * N * D
     t = tl.arange(0, C)
     s = tl.arange(0, C)[None, :]
@@ -64,7 +65,7 @@ def forward_kernel(  # type: ignore[no-untyped-def]
         strengths = at_cell(beta, first, head, H, 1)
         errors = at_cell(residual, first, head, H, D)
         live = first + t < end
-        there = live[:, None] & (i < W)
+        there = live[:, None] & below(i, W, WP)
         there_channel = live[:, None] & lane[None, :]
         code = tl.load(at_cell(write_slot, first, head, H, W) + at, mask=there, other=-1)
         weight = tl.load(weights + at, mask=there, other=0).to(ACC)
@@ -79,7 +80,7 @@ def forward_kernel(  # type: ignore[no-untyped-def]
         output = combine(tl.load(at_cell(mix, first, head, H, C) + at_matrix, mask=live[:, None], other=0), error)
         for block in range(0, RP, RB):
             j = block + tl.arange(0, RB)[None, :]
-            there_r = live[:, None] & (j < R)
+            there_r = live[:, None] & below(j, R, RP)
             at_r = (t * H * R)[:, None] + j
             code_r = tl.load(at_cell(read_slot, first, head, H, R) + at_r, mask=there_r, other=-1)
             share = tl.load(at_cell(read_weight, first, head, H, R) + at_r, mask=there_r, other=0).to(ACC)

@@ -17,7 +17,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from sdm.ops.sparse_delta_rule.triton.sequences import chunk_bounds
+from sdm.ops.sparse_delta_rule.triton.sequences import below, chunk_bounds
 
 NOBODY = tl.constexpr(0x7FFFFFFFFFFFFFFF)
 
@@ -60,7 +60,8 @@ def prepare_kernel(  # type: ignore[no-untyped-def]
     write_slot, prev, next_of_write, factor, keep, after, solve,
     read_slot, seen, next_of_read, read_keep, mix,
     depth, length, keys, ranks,
-    documents, time, H, N, W, R,
+    documents, time, N,
+    H: tl.constexpr, W: tl.constexpr, R: tl.constexpr,
     C: tl.constexpr, WP: tl.constexpr, RP: tl.constexpr, J: tl.constexpr,
     PACKED: tl.constexpr, PER_WRITE: tl.constexpr, SLOT_RULE: tl.constexpr,
 ):  # fmt: skip
@@ -135,7 +136,7 @@ def prepare_kernel(  # type: ignore[no-untyped-def]
     live = first + t < end
     cell = (first + t) * H + head
     strength = tl.load(beta + cell, mask=live, other=0).to(ACC)
-    there = live[:, None] & (i < W)
+    there = live[:, None] & below(i, W, WP)
     at = cell[:, None] * W + i
     weight = tl.load(write_weight + at, mask=there, other=0).to(ACC)
     if PER_WRITE:
@@ -170,7 +171,7 @@ def prepare_kernel(  # type: ignore[no-untyped-def]
 
     # The same for reads, which meet the write of their own token too.
     j = tl.arange(0, RP)[None, :]
-    there_r = live[:, None] & (j < R)
+    there_r = live[:, None] & below(j, R, RP)
     at_r = cell[:, None] * R + j
     weight_r = tl.load(read_weight + at_r, mask=there_r, other=0).to(ACC)
     pointer = tl.load(seen + at_r, mask=there_r, other=-1).to(tl.int32)

@@ -11,7 +11,8 @@ from sdm.ops.sparse_delta_rule.triton.sequences import chunk_bounds
 @triton.jit(do_not_specialize=["documents", "time", "low", "high", "span", "slabs"])
 def reduce_kernel(  # type: ignore[no-untyped-def]
     partial, cu_seqlens, grad_write_weight, grad_read_weight, grad_log_decay, grad_beta,
-    documents, time, low, high, span, slabs, H, W, R,
+    documents, time, low, high, span, slabs,
+    H: tl.constexpr, W: tl.constexpr, R: tl.constexpr,
     C: tl.constexpr, X: tl.constexpr, PACKED: tl.constexpr, PER_WRITE: tl.constexpr,
 ):  # fmt: skip
     chunk = tl.program_id(0) // H

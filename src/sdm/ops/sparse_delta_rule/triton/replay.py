@@ -18,7 +18,7 @@ import triton.language as tl
 from sdm.ops.sparse_delta_rule.triton.chains import add_older_pushes, vectors
 from sdm.ops.sparse_delta_rule.triton.forward import gather
 from sdm.ops.sparse_delta_rule.triton.rows import keep_rows
-from sdm.ops.sparse_delta_rule.triton.sequences import at_cell
+from sdm.ops.sparse_delta_rule.triton.sequences import at_cell, below
 
 
 @triton.jit
@@ -62,7 +62,7 @@ def replay(  # type: ignore[no-untyped-def]
         strengths = at_cell(beta, first, head, H, 1)
         errors = at_cell(residual, first, head, H, D)
         live = first + t < end
-        code = tl.load(at_cell(write_slot, first, head, H, W) + at, mask=live[:, None] & (i < W), other=-1)
+        code = tl.load(at_cell(write_slot, first, head, H, W) + at, mask=live[:, None] & below(i, W, WP), other=-1)
         last = code >= 0
         rows = gather(table, code, last, channel, lane, D)
         kept = tl.load(at_cell(keep, first, head, H, W) + at, mask=last, other=1)

@@ -53,3 +53,14 @@ def chunk_bounds(cu_seqlens, chunk, documents, time, C: tl.constexpr, PACKED: tl
 def at_cell(pointer, first, head, H, size):  # type: ignore[no-untyped-def]
     """Where a chunk's first token has its numbers. Within a chunk 32 bits are enough."""
     return pointer + (first * H + head) * size
+
+
+@triton.jit
+def below(x, SIZE: tl.constexpr, PADDED: tl.constexpr):  # type: ignore[no-untyped-def]
+    """x < SIZE, for an x that counts up to the next multiple of PADDED. Where that is SIZE there is nothing to compare,
+    and no mask that would take registers."""
+    if SIZE % PADDED == 0:
+        inside = tl.full(x.shape, 1, tl.int1)
+    else:
+        inside = x < SIZE
+    return inside
