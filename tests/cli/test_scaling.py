@@ -139,6 +139,11 @@ def test_what_cannot_be_fitted(runs: list[Path], tmp_path: Path) -> None:
     said = refusal("scaling", *runs, tmp_path / "slots")
     assert "sdm-8-0 and slots have the same width and depth but not the same cost (num_slots is 16 and 25)" in said
 
+    config = level(8, seed=3)
+    trained(tmp_path / "rate", replace(config, optim=replace(config.optim, lr=0.5)), 2.0)
+    said = refusal("scaling", *runs, tmp_path / "rate")
+    assert "were not trained alike, as seeds of one level are: optim.lr is 0.001 and 0.5" in said
+
     trained(tmp_path / "diverged", level(40), float("nan"))
     assert "SDM: y must be positive and finite" in refusal("scaling", *runs, tmp_path / "diverged")
 

@@ -39,6 +39,8 @@ class TrainedRun:
     options: dict[str, Any]
     """Fields of the model that are no sizes."""
     sizes: dict[str, Any]
+    training: dict[str, Any]
+    """Optimizer and schedule."""
     data: dict[str, Any]
 
 
@@ -76,6 +78,7 @@ def trained_run(path: Path, loss: Loss = "valid", name: str | None = None) -> Tr
         loss=_loss(run, loss),
         options=options,
         sizes=sizes,
+        training={"optim": to_json(config.optim), "schedule": to_json(config.schedule.resolved())},
         data={key: value for key, value in to_json(data).items() if key not in _SAME_TEXT},
     )
 
@@ -104,12 +107,12 @@ def ladders(runs: Sequence[TrainedRun]) -> dict[str, list[TrainedRun]]:
         name = ", ".join((run.architecture, *(f"{key} = {_text(run.options[key])}" for key in varied)))
         found.setdefault(name, []).append(replace(run, architecture=name))
     for name, group in found.items():
-        _check_sizes(name, group)
+        _check_levels(name, group)
     return found
 
 
-def _check_sizes(name: str, group: Sequence[TrainedRun]) -> None:
-    """Two runs of one width and depth are seeds of one level: they have cost the same."""
+def _check_levels(name: str, group: Sequence[TrainedRun]) -> None:
+    """Two runs of one width and depth are seeds of one level: they have cost the same and were trained alike."""
     seen: dict[tuple[Any, Any], TrainedRun] = {}
     for run in group:
         first = seen.setdefault((run.sizes["hidden_size"], run.sizes["num_hidden_layers"]), run)
@@ -123,6 +126,11 @@ def _check_sizes(name: str, group: Sequence[TrainedRun]) -> None:
             raise UserError(
                 f"{name}: {first.name} and {run.name} have the same width and depth but not the same cost ({what}): "
                 "they are no levels of one ladder; leave one out"
+            )
+        for field, one, two in differences(first.training, run.training)[:1]:
+            raise UserError(
+                f"{name}: {first.name} and {run.name} have the same size but were not trained alike, as seeds of one "
+                f"level are: {field} is {one!r} and {two!r}; leave one out"
             )
 
 
