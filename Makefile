@@ -10,7 +10,7 @@ PYTEST := $(BIN)/python -m pytest --numprocesses auto --maxprocesses 4
 NATIVE := CMakeLists.txt src/sdm/native/CMakeLists.txt $(wildcard $(foreach f,* */*,src/sdm/native/$(f).cpp src/sdm/native/$(f).h))
 
 .DEFAULT_GOAL := help
-.PHONY: help setup run test test-slow triton-test sanitize bench triton-aot check format clean
+.PHONY: help setup run test test-slow browser triton-test sanitize bench triton-aot check format clean
 
 help: ## list the targets
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 14
@@ -40,6 +40,9 @@ test: setup ## run the tests
 
 test-slow: setup ## run the tests that take minutes
 	$(PYTEST) -m slow
+
+browser: setup ## look at a report's page in headless Chromium; screenshots go to build/screenshots
+	SDM_SCREENSHOTS=build/screenshots $(BIN)/python -m pytest tests/analysis/pages/test_browser.py
 
 triton-test: setup ## run the kernels for GPUs through all tests of the ops, interpreted (many minutes)
 	$(PYTEST) -m 'slow or not slow' -k triton tests/ops

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import os
-import platform
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from sdm.analysis.pages import Finding, Section
+from sdm.analysis.pages.environment import environment
 from sdm.evaluation.report import Table
-from sdm.evaluation.results import versions
 from sdm.experiments.jobs import Job, Outcome
 from sdm.experiments.pool import processors
 
@@ -59,25 +57,8 @@ def _runs(jobs: Sequence[Job], outcomes: Mapping[str, Outcome]) -> Table:
 
 
 def _environment(seconds: float) -> Table:
-    memory = "unknown"
-    if hasattr(os, "sysconf"):
-        memory = f"{os.sysconf('SC_PAGE_SIZE') * os.sysconf('SC_PHYS_PAGES') / 2**30:.1f} GiB"
-    rows = [
-        ("processor", f"{_processor()}, {processors()} to use"),
-        ("memory", memory),
-        ("system", f"{platform.system()} {platform.machine()}"),
-        *versions().items(),
-        ("minutes", f"{seconds / 60:.1f}"),
-    ]
-    return Table("", ("", ""), rows, "Minutes: of the last call, which does not repeat what earlier ones did.")
-
-
-def _processor() -> str:
-    try:
-        lines = Path("/proc/cpuinfo").read_text().splitlines()
-        return next(line.split(":", 1)[1].strip() for line in lines if line.startswith("model name"))
-    except (OSError, StopIteration):
-        return platform.processor() or "unknown"
+    rows = [*environment().items(), ("cores to use", str(processors())), ("minutes", f"{seconds / 60:.1f}")]
+    return Table("", ("what", "here"), rows, "Minutes: of the last call, which does not repeat what earlier ones did.")
 
 
 def _commands(folder: Path, command: str) -> str:

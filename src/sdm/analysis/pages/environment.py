@@ -20,16 +20,21 @@ ROOT = Path(sdm.__file__).parents[2]
 
 
 def environment_section() -> Section:
-    facts = {
+    return Section("Environment", tables=(Table("", ("what", "here"), list(environment().items())),))
+
+
+def environment() -> dict[str, str]:
+    """What is known of it, by name, ready to read."""
+    return versions() | {
         "processor": _processor(),
         "cores": str(os.cpu_count()),
+        "memory": _memory(),
         "threads of a process": str(torch.get_num_threads()),
         "instruction set of the C++ core": "the core is not installed" if core is None else core.isa_name(),
         "GPU": torch.cuda.get_device_name() if torch.cuda.is_available() else "none",
         "system": f"{platform.system()} {platform.machine()}",
         "commit": commit() or "not known: the package was not installed from a checkout",
     }
-    return Section("Environment", tables=(Table("", ("what", "here"), list((versions() | facts).items())),))
 
 
 def commit() -> str:
@@ -53,3 +58,9 @@ def _processor() -> str:
             if line.startswith("model name"):
                 return line.split(":", 1)[1].strip()
     return platform.processor() or platform.machine()
+
+
+def _memory() -> str:
+    if not hasattr(os, "sysconf"):
+        return "not known"
+    return f"{os.sysconf('SC_PAGE_SIZE') * os.sysconf('SC_PHYS_PAGES') / 2**30:.1f} GiB"
