@@ -152,18 +152,22 @@ def test_a_lost_machine_leaves_fewer_ranks(tmp_path: Path) -> None:
         "--rdzv-backend=c10d",
         f"--rdzv-endpoint=localhost:{port}",
         "--rdzv-id=test",
-        "--rdzv-conf=last_call_timeout=3,keep_alive_interval=1,keep_alive_max_attempt=3",
     ]
-    machines = [launched(1, options, [*arguments, str(run.folder)]) for _ in range(3)]
-    with machines[0] as first, machines[1] as second, machines[2] as third:
+
+    def machine(number: int) -> contextlib.AbstractContextManager[subprocess.Popen[str]]:
+        # The first one keeps the rendezvous and cannot be the machine that is lost. Here all have its address, and
+        # which of them comes first would be chance.
+        host = f"is_host={number == 0},last_call_timeout=3,keep_alive_interval=1,keep_alive_max_attempt=3"
+        return launched(1, [*options, f"--rdzv-conf={host}"], [*arguments, str(run.folder)])
+
+    with machine(0) as first, machine(1) as second, machine(2) as third:
         wait_for_step(run, 5, first)
-        # The first one keeps the rendezvous and cannot be the machine that is lost.
         for worker in children(third.pid).values():
             os.kill(worker, signal.SIGKILL)
         os.killpg(third.pid, signal.SIGKILL)
-        for machine in (first, second):
-            printed, _ = machine.communicate(timeout=300)
-            assert machine.returncode == 0, printed
+        for kept in (first, second):
+            printed, _ = kept.communicate(timeout=300)
+            assert kept.returncode == 0, printed
     assert [line["step"] for line in run.metrics()] == list(range(1, 41))
     models = [load_model(one.export).state_dict() for one in (run, Run(tmp_path / "one"))]
     assert_near(models[0], models[1], 1e-4)
