@@ -10,19 +10,25 @@ import json
 import sys
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import pytest
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.device_mesh import init_device_mesh
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
+from sdm.layers import SparseDeltaMemory, sparse_delta_memory
 from sdm.models import SDMForCausalLM
 from sdm.models.likelihood import nll
 from sdm.parallel import TimeSlice, counted, split_channels, split_time
+from sdm.ranks import Ranks
+from sdm.run.mesh import Mesh
+from sdm.training.parallel import Parallel
 from tiny_models import STACKS, tiny_model, tokens
 
 
@@ -135,10 +141,59 @@ def check_refusals(stack: str, layout: str) -> None:
             model(tokens(1, 4), **arguments)
 
 
+class Wire(TorchDispatchMode):
+    """Counts bytes that go into torch's own collectives, whoever calls them."""
+
+    kinds: ClassVar = {"c10d._allgather_base_": "all_gather", "c10d._reduce_scatter_base_": "reduce_scatter"}
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.sent: dict[str, int] = {}
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        name = str(func).removesuffix(".default")
+        if name.startswith("c10d."):
+            kind = self.kinds.get(name, name)
+            sent = args[1] if name in self.kinds else args[0]  # after where the result goes, or in its place
+            self.sent[kind] = self.sent.get(kind, 0) + sum(x.nbytes for x in tree_leaves(sent))
+        return func(*args, **(kwargs or {}))
+
+
+def check_recurrence(stack: str, layout: str) -> None:
+    """Within the recurrence nothing is sent, forward or backward, though the layer around it sends."""
+    layer = next(module for module in model_of(stack).modules() if isinstance(module, SparseDeltaMemory))
+    split_channels(layer, world())
+    rule, inside, calls = sparse_delta_memory.sparse_delta_rule, Wire(), []
+
+    def watched(*tokens: Tensor, **options: Any) -> Any:
+        leaves = [x.detach().requires_grad_(x.is_floating_point()) for x in tokens]
+        with inside:
+            torch.autograd.grad(rule(*leaves, **options)[0].sum(), [x for x in leaves if x.requires_grad])
+        calls.append(len(leaves))
+        return rule(*tokens, **options)
+
+    sparse_delta_memory.sparse_delta_rule = watched
+    try:
+        with Wire() as around:
+            layer(torch.randn(2, 9, 32, dtype=torch.float64)).sum().backward()
+    finally:
+        sparse_delta_memory.sparse_delta_rule = rule
+    assert calls == [7]
+    assert inside.sent == {}
+    assert around.sent.keys() == {"c10d.allreduce_"}
+
+
 def print_traffic() -> None:
     """What this rank sends in a forward and a backward pass of each stack, for the plan's tests."""
     ids, targets, _ = batch("rows")
     found: dict[str, dict[str, int]] = {}
+    for stack in ("sdm", "gdn", "shifted"):
+        model = model_of(stack).float()
+        ranks = Ranks(dist.get_rank(), dist.get_world_size())
+        Parallel(Mesh(data=ranks.size), ranks).shard(model)
+        with Wire() as wire:
+            model.nll(ids, targets)[0].backward()
+        found[f"data {stack}"] = wire.sent
     for dim, stacks in (("channel", ("sdm", "shifted")), ("context", ("sdm", "gdn", "mixed", "shifted"))):
         for stack in stacks:
             model = model_of(stack).float()
@@ -165,6 +220,7 @@ def main() -> None:
         *((check_channels, stack, layout) for stack in ("sdm", "shifted", "mixed") for layout in ("rows", "documents")),
         *((check_context, stack, layout) for stack in STACKS for layout in ("rows", "documents")),
         *((check_context, stack, "short") for stack in ("sdm", "shifted", "convolved", "mamba2")),
+        (check_recurrence, "sdm", "rows"),
         (check_states, "sdm", "rows"),
         (check_refusals, "sdm", "rows"),
     ]

@@ -15,9 +15,10 @@ import torch
 
 from sdm.data import open_data
 from sdm.errors import UserError
-from sdm.models import SDMForCausalLM
+from sdm.models import SDMForCausalLM, cost
 from sdm.models.configuration import model_fields
 from sdm.run.config_file import differences, from_json, read_config, to_json, write_config
+from sdm.run.mesh import Mesh
 from sdm.training import (
     CheckpointConfig,
     ComputeConfig,
@@ -232,6 +233,23 @@ def test_preflight_knows_what_checkpointing_saves(tmp_path: Path) -> None:
         return preflight.estimate(config, config.model.build(257), data, torch.device("cpu")).activations
 
     assert activations("segment") < activations("block") < activations("none")
+
+
+def test_preflight_knows_what_ranks_share(tmp_path: Path) -> None:
+    """A run that fits on a mesh is not refused for what one process would need."""
+    config = text_run(tmp_path, "rows")
+    data, model = open_data(config.data), config.model.build(257)
+
+    def needs(**degrees: int) -> preflight.Estimate:
+        return preflight.estimate(config, model, data, torch.device("cpu"), Mesh(**degrees))
+
+    costs, one = cost(model), needs()
+    logits = 4 * 3 * (model.loss_chunk_size or 0) * model.vocab_size
+    assert needs(context=4).activations - logits == pytest.approx((one.activations - logits) / 4)
+    assert needs(context=4).weights == one.weights / 4
+    assert one.weights - needs(channel=2).weights == 16 * costs.initial_state_parameters / 2
+    tables = 16 * data.batch_size * costs.state_elements
+    assert one.activations - needs(channel=2).activations == pytest.approx(tables / 2)
 
 
 @pytest.mark.parametrize(

@@ -41,7 +41,8 @@ def plan_tables(plans: Sequence[Plan], shown: int) -> list[Any]:
         f"{device.network / 1e9:.0f} GB/s beyond",
     )
     parts.append(
-        "An estimate. Mesh: data x context x channel. GB on one rank when it has most; sent: GB that a rank hands to "
+        "An estimate. Mesh: data x context x channel. GB on one rank when it has most, which need not be when "
+        'the tables of a memory are at work (state, rows): then "all" is without them; sent: GB that a rank hands to '
         f"collectives in a step; s: seconds of a step, with matrix products at {speeds[0]}, rows of the memories at "
         f"{speeds[1]} and the wire at {speeds[2]}, one after the other."
     )

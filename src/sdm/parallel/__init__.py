@@ -7,6 +7,7 @@ from sdm.parallel.channels import Cut, split_channels
 from sdm.parallel.collectives import Traffic, counted
 from sdm.parallel.context import TimeSlice, split_time
 from sdm.parallel.degrees import obstacle
+from sdm.parallel.shares import share_dim, share_size
 from sdm.parallel.wholes import share_of_whole, take_share_
 
 __all__ = [
@@ -15,7 +16,9 @@ __all__ = [
     "Traffic",
     "counted",
     "obstacle",
+    "share_dim",
     "share_of_whole",
+    "share_size",
     "split_channels",
     "split_time",
     "take_share_",

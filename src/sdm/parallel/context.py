@@ -226,8 +226,9 @@ def _over_heads(
 
 
 class SlicedFullAttention(_OnSlices, FullAttention):
-    """Keys and values of the whole sequence are gathered: with grouped heads they are the smaller part, and a ring of
-    exchanges would have to deal the tokens to the ranks in another order than the other layers need."""
+    """Keys and values of the whole sequence are gathered: with grouped heads they are the smaller part. torch's ring of
+    exchanges (2.13) has no kernel on CPUs, takes no documents, and deals tokens to the ranks in another order than the
+    other layers need."""
 
     def forward(self, x: Tensor, cu_seqlens: Tensor | None = None, **others: Any) -> Tensor:  # type: ignore[override]
         _refuse(**others)

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, fields
+from collections.abc import Iterator
+from dataclasses import dataclass, fields, replace
 
 from sdm.models import cost
 from sdm.plan.rehearsal import Rehearsal
@@ -11,7 +12,7 @@ from sdm.plan.workload import FLOAT, Workload
 
 @dataclass(frozen=True)
 class Memory:
-    """Bytes on one rank at the moment when it has most."""
+    """Bytes on one rank, at one moment."""
 
     weights: float  # its share, and what is gathered of the others' for the blocks at work
     initial_states: float  # M0, likewise
@@ -20,50 +21,88 @@ class Memory:
     states: float  # the tables of the memory at work, and their gradients
     saved_rows: float  # rows that backward cannot recover
     activations: float  # kept for backward, the block at work and the logits
+    elsewhere: float = 0.0  # of states and rows: not there at this moment, and not in the total
 
     @property
     def total(self) -> float:
-        return sum(getattr(self, field.name) for field in fields(self))
+        return sum(getattr(self, field.name) for field in fields(self)) - 2 * self.elsewhere
 
 
 def memory(work: Workload, blocks: dict[str, Rehearsal]) -> Memory:
-    """The larger of two moments: when backward begins, all activations are there and few gradients; when it ends, all
-    gradients are there and few activations."""
-    model, mesh = work.model, work.mesh
+    """The moment at which a rank has most. States and rows are told even if it is another than theirs."""
+    most = max(_moments(work, blocks), key=lambda moment: moment.total)
+    states, rows = _tables(work)
+    elsewhere = states + rows - most.states - most.saved_rows
+    return replace(most, states=states, saved_rows=rows, elsewhere=elsewhere)
+
+
+def _moments(work: Workload, blocks: dict[str, Rehearsal]) -> Iterator[Memory]:
+    """Backward, from the logits to the embeddings: activations become fewer and gradients more. Counted in elements,
+    but for activations, states and rows."""
+    model, shards = work.model, work.mesh.shards
+    dealt = work.mesh.size > 1  # FSDP gathers blocks when they run; a single rank with the same channels copies them
     stack = [blocks[kind] for kind in model.layer_types or []]
-    root = model.vocab_size * model.hidden_size * (1 if model.tie_word_embeddings else 2) + model.hidden_size
-    weights, tables = root + sum(one.weights for one in stack), sum(one.initial_state for one in stack)
-
-    shards = mesh.shards
-    # With shards, the root is gathered for the whole pass, and a block while the next one is fetched already.
-    gathered = 0 if shards == 1 else root + 2 * max(one.weights for one in stack)
-    gathered_tables = 0 if shards == 1 else max(one.initial_state for one in stack)
-    largest = max(one.weights + one.initial_state for one in stack)
-
+    head = model.vocab_size * model.hidden_size
+    root = head * (1 if model.tie_word_embeddings else 2) + model.hidden_size
+    inner, tables = sum(one.weights for one in stack), sum(one.initial_state for one in stack)
     inputs = FLOAT * work.tokens * model.hidden_size
-    at_work = max(one.saved for one in stack) + 3 * FLOAT * work.tokens * (model.intermediate_size or 0)
-    kept = len(stack) * inputs + at_work if work.checkpointing == "block" else sum(one.saved for one in stack)
-    logits = 3 * FLOAT * min(model.loss_chunk_size or work.tokens, work.tokens) * model.vocab_size
-    begin = kept + 3 * inputs + logits
-    # Gradients that are not exchanged yet, because pieces of the batch are to come, are whole on every rank.
-    whole, shared = weights + tables, (weights + tables) / shards
-    first = whole if work.pieces > 1 and shards > 1 else (shared if work.pieces > 1 else 0) + largest
-    last = whole if work.pieces > 1 and shards > 1 else shared + largest
-    activations, gradients = max((begin, first), (at_work, last), key=lambda pair: pair[0] + FLOAT * pair[1])
 
-    layers = cost(model).layers
-    table = max((layer.state for layer in layers if layer.state_moved), default=0)
-    split = mesh.context * mesh.channel
-    written = max((_written(layer.state_moved, model) for layer in layers), default=0)
-    return Memory(
-        weights=FLOAT * (weights / shards + gathered),
-        initial_states=FLOAT * (tables / shards + gathered_tables),
-        optimizer=2 * FLOAT * (weights + tables) / shards,
-        gradients=FLOAT * gradients,
-        states=2 * FLOAT * work.rows * table / split,
-        saved_rows=FLOAT * work.saved_share * work.rows * work.sequence_length * written / split,
-        activations=activations,
-    )
+    def moment(
+        activations: float,
+        gradients: float,
+        gathered: float = 0,
+        gathered_tables: float = 0,
+        states: float = 0,
+        saved_rows: float = 0,
+    ) -> Memory:
+        if work.pieces > 1:  # those of the pieces before, which are not exchanged before the last one
+            gradients = root + inner + tables
+        return Memory(
+            weights=FLOAT * ((root + inner) / shards + (root + gathered if dealt else 0)),
+            initial_states=FLOAT * (tables / shards + (gathered_tables if dealt else 0)),
+            optimizer=2 * FLOAT * (root + inner + tables) / shards,
+            gradients=FLOAT * gradients,
+            states=states,
+            saved_rows=saved_rows,
+            activations=activations,
+        )
+
+    kept = [inputs if work.checkpointing == "block" else one.saved for one in stack]
+    logits = 3 * FLOAT * min(model.loss_chunk_size or work.tokens, work.tokens) * model.vocab_size
+    yield moment(sum(kept) + 3 * inputs + logits, head, stack[-1].weights, stack[-1].initial_state)
+    table, rows = _tables(work)
+    for place in reversed(range(len(stack))):
+        block, later = stack[place], stack[place + 1 :]
+        # One is fetched while the one after it is at work; what that one said of its weights is on the wire.
+        fetched = stack[place - 1] if place and shards > 1 else None
+        gradients: float = head + sum(one.weights + one.initial_state for one in later)
+        if shards > 1:  # the head's are exchanged at the end, with those of the embeddings
+            on_wire = later[0].weights + later[0].initial_state if later else 0
+            gradients = head + (gradients - head) / shards + on_wire
+            # The weights come in one piece and are taken apart; tables that are cut by slots are put together besides.
+            yield moment(sum(kept[: place + 1]) + inputs, gradients, 2 * block.weights, 3 * block.initial_state)
+        gathered = block.weights + (fetched.weights if fetched else 0)
+        tables_gathered = block.initial_state + (fetched.initial_state if fetched else 0)
+        below = sum(kept[:place]) + inputs
+        yield moment(below + block.busiest, gradients, gathered, tables_gathered)
+        if block.in_recurrence:
+            yield moment(below + block.in_recurrence, gradients, gathered, tables_gathered, table, rows)
+    first = stack[0].weights + stack[0].initial_state
+    yield moment(inputs, root + inner + tables if shards == 1 else root + (inner + tables) / shards + first)
+
+
+def _tables(work: Workload) -> tuple[float, float]:
+    """Bytes of the tables of a memory and their gradients, and of the rows that are kept for backward."""
+    layers = [layer for layer in cost(work.model).layers if layer.state_moved]
+    split = work.mesh.context * work.mesh.channel
+    share = 1.0
+    if work.channels_at_once is not None and layers:
+        heads = getattr(work.model, "num_memory_heads", 1) or 1
+        share = min(1.0, work.channels_at_once / (work.model.hidden_size // heads // split))
+    table = max((layer.state for layer in layers), default=0) / split
+    written = max((_written(layer.state_moved, work.model) for layer in layers), default=0) / split
+    rows = work.saved_share * work.rows * work.sequence_length * written
+    return share * 2 * FLOAT * work.rows * table, share * FLOAT * rows
 
 
 def _written(moved: int, model: object) -> float:

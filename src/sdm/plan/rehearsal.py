@@ -20,7 +20,8 @@ from torch.autograd.graph import saved_tensors_hooks
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
 from sdm.models.modeling import SDMBlock
-from sdm.parallel import counted, split_channels, split_time
+from sdm.parallel import counted, share_size, split_channels, split_time
+from sdm.plan.live import Live
 from sdm.plan.workload import Workload
 from sdm.run.mesh import Mesh
 
@@ -35,7 +36,10 @@ class Rehearsal:
 
     weights: int  # elements that ranks with the same channels share
     initial_state: int  # elements of a learned initial state, likewise
-    saved: float  # bytes kept for backward
+    share: int  # elements of a rank's share of both, as it is sent
+    saved: float  # bytes kept for backward, the input included
+    busiest: float  # most bytes while forward and backward run, beyond weights and input
+    in_recurrence: float  # the same while the memory's backward runs, without its tables; 0 if there is none
     forward: Sent
     backward: Sent
 
@@ -63,7 +67,10 @@ def _any_length(work: Workload, layer: int, mesh: DeviceMesh | None) -> Rehearsa
     return Rehearsal(
         long.weights,
         long.initial_state,
+        long.share,
         extend(short.saved, long.saved),
+        extend(short.busiest, long.busiest),
+        extend(short.in_recurrence, long.in_recurrence),
         extend_all(short.forward, long.forward),
         extend_all(short.backward, long.backward),
     )
@@ -78,6 +85,7 @@ def _run(work: Workload, layer: int, length: int, mesh: DeviceMesh | None) -> Re
             split_time(block, mesh["context"].get_group())
         tables = sum(x.numel() for name, x in block.named_parameters() if name.endswith("initial_state"))
         weights = sum(x.numel() for x in block.parameters()) - tables
+        share = sum(share_size(x.shape, work.mesh.shards) for x in block.parameters())
         own, kept = {_place(x) for x in block.parameters()}, {}
 
         def keep(x: Tensor) -> Tensor:
@@ -85,15 +93,17 @@ def _run(work: Workload, layer: int, length: int, mesh: DeviceMesh | None) -> Re
                 kept[_place(x)] = x.untyped_storage().nbytes()
             return x
 
-        with saved_tensors_hooks(keep, lambda x: x), counted() as forward:
-            y = block(torch.empty(work.rows, length, work.model.hidden_size, requires_grad=True))
-        with counted() as backward:
-            y.sum().backward()
+        x = torch.empty(work.rows, length, work.model.hidden_size, requires_grad=True)
+        with Live((x, *block.parameters(), *block.buffers())) as live:
+            with saved_tensors_hooks(keep, lambda x: x), counted() as forward:
+                y = block(x)
+            with counted() as backward:
+                y.sum().backward()
     sent: list[Sent] = [
         {dim: {**traffic.kinds(mesh[dim].get_group())} if mesh is not None else {} for dim in ("context", "channel")}
         for traffic in (forward, backward)
     ]
-    return Rehearsal(weights, tables, sum(kept.values()), sent[0], sent[1])
+    return Rehearsal(weights, tables, share, sum(kept.values()), live.peak, live.in_recurrence, sent[0], sent[1])
 
 
 def _memories(block: SDMBlock) -> Iterator[torch.nn.Module]:

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import torch
+
+from sdm.parallel import share_size
 from sdm.plan.hardware import Accelerator
 from sdm.plan.rehearsal import Rehearsal, Sent
 from sdm.plan.workload import FLOAT, Workload
@@ -27,11 +30,13 @@ def _of_shards(work: Workload, blocks: dict[str, Rehearsal]) -> dict[str, float]
     if shards == 1:
         return {}
     model = work.model
-    root = model.vocab_size * model.hidden_size * (1 if model.tie_word_embeddings else 2) + model.hidden_size
-    inner = sum(blocks[kind].weights + blocks[kind].initial_state for kind in model.layer_types or [])
+    embedding = share_size(torch.Size((model.vocab_size, model.hidden_size)), shards)
+    norm = share_size(torch.Size((model.hidden_size,)), shards)
+    root = embedding * (1 if model.tie_word_embeddings else 2) + norm
+    inner = sum(blocks[kind].share for kind in model.layer_types or [])
     return {
-        "all_gather": FLOAT * work.pieces * (2 * inner + root) / shards,
-        "reduce_scatter": FLOAT * (inner + root),
+        "all_gather": FLOAT * work.pieces * (2 * inner + root),
+        "reduce_scatter": FLOAT * shards * (inner + root),
     }
 
 

@@ -29,6 +29,8 @@ class Workload:
     """"none" or "block": what backward computes again."""
     saved_share: float = 0.07
     """Share of the written rows that backward cannot recover and keeps."""
+    channels_at_once: int | None = None
+    """Value channels whose tables are there at a time; None: all, as on GPUs. The core for CPUs has 64 per thread."""
 
     @property
     def pieces(self) -> int:

@@ -25,7 +25,7 @@ from torch.distributed.tensor import DTensor, Shard
 
 from sdm.data.batch import IGNORED, Batch, BatchSource
 from sdm.models import SDMForCausalLM
-from sdm.parallel import Cut, TimeSlice, share_of_whole, split_channels, split_time, take_share_
+from sdm.parallel import Cut, TimeSlice, share_dim, share_of_whole, split_channels, split_time, take_share_
 from sdm.ranks import ALONE, Ranks, join, world_size
 from sdm.run.config import TrainConfig
 from sdm.run.errors import TrainingError
@@ -96,7 +96,7 @@ class Parallel:
         if self.mesh.context > 1:
             split_time(model, self.device_mesh["context"].get_group())
         for module in (*model.model.layers, model):
-            fully_shard(module, mesh=mesh, shard_placement_fn=lambda x: _placement(x, mesh.size()))
+            fully_shard(module, mesh=mesh, shard_placement_fn=lambda x: Shard(share_dim(x.shape, mesh.size())))
             assert isinstance(module, FSDPModule)
             # The loss is divided by the targets of the whole batch: gradients are added up, and not averaged.
             module.set_force_sum_reduction_for_comms(True)
@@ -175,15 +175,6 @@ def local(x: Tensor) -> Tensor:
 def _length(parameters: Iterable[nn.Parameter]) -> Tensor:
     norm = torch.nn.utils.get_total_norm([x.grad for x in parameters if x.grad is not None])
     return norm.full_tensor() if isinstance(norm, DTensor) else norm
-
-
-def _placement(parameter: nn.Parameter, ranks: int) -> Shard:
-    """By its first dimension, unless that is too short to give every rank something: the initial state of a memory
-    with one head is cut into slots."""
-    longest = max(range(parameter.dim()), key=lambda dim: parameter.shape[dim])
-    if parameter.shape[0] < ranks and parameter.shape[longest] % ranks == 0:
-        return Shard(longest)
-    return Shard(0)
 
 
 def _materialize(model: SDMForCausalLM, whole: dict[str, Any], device: torch.device, cuts: dict[str, Cut]) -> None:

@@ -50,9 +50,10 @@ def estimate(
     rows = min(math.ceil(data.batch_size / config.compute.accumulation), math.ceil(data.batch_size / mesh.data))
     here = 1 if device.type == "cuda" else int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
     tokens = data.batch_size * length * config.schedule.steps
+    split = mesh.context * mesh.channel
     return Estimate(
-        weights=16 * (costs.parameters + costs.initial_state_parameters) / mesh.shards,
-        activations=_activations(config, model, rows, length),
+        weights=16 * (costs.parameters + costs.initial_state_parameters / mesh.channel) / mesh.shards,
+        activations=_activations(config, model, rows, math.ceil(length / mesh.context), split),
         tokens=tokens,
         flops=float(tokens) * costs.training_flops_per_token(length),
         available=available_memory(device) / here,
@@ -71,16 +72,17 @@ def check(config: TrainConfig, model: SDMConfig, data: BatchSource, device: torc
     return found.describe()
 
 
-def _activations(config: TrainConfig, model: SDMConfig, rows: int, length: int) -> float:
+def _activations(config: TrainConfig, model: SDMConfig, rows: int, length: int, split: int) -> float:
     """Elements that one token leaves behind for backward, times four bytes, times the tokens computed together.
 
     The factors are those of the layers as they are written, rounded up: what a block's norms, projections, mixing and
-    MLP keep. A recurrent table is held a few times per row: the running one, the final one, and both their gradients.
+    MLP keep. A recurrent table is held a few times per row: the running one, the final one, and both their gradients;
+    `split` ranks share it.
     """
     width, inner = model.hidden_size, model.intermediate_size or 0
     blocks = len(model.layer_types or ())
     block = 16 * width + 5 * inner
-    tables = 4.0 * rows * cost(model).state_elements * 4
+    tables = 4.0 * rows * cost(model).state_elements * 4 / split
     tokens = float(rows * length)
     logits = 3.0 * (model.loss_chunk_size or tokens) * model.vocab_size
     mode = config.compute.checkpointing
