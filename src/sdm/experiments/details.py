@@ -48,7 +48,7 @@ def _runs(jobs: Sequence[Job], outcomes: Mapping[str, Outcome]) -> Table:
                 f"{job.config.optim.lr:g}",
                 str(job.config.seed),
                 f"{facts['seconds']:.0f}" if "seconds" in facts else "",
-                "failed" if outcomes[job.name].failure is not None else "done",
+                "failed" if outcomes[job.name].failure is not None else "done" if facts else "missing",
             )
         )
     return Table(

@@ -18,6 +18,7 @@ from sdm.models.ladder import LEVELS
 from sdm.recipes.ladder import ladder
 from sdm.recipes.long_context import long_context
 from sdm.recipes.mad import mad, synthetic
+from sdm.recipes.mini import mini
 from sdm.recipes.mqar import mqar
 from sdm.recipes.plain_code import plain_code
 from sdm.recipes.rebinding import needle, rebinding
@@ -32,6 +33,7 @@ GROUPS: dict[str, dict[str, Recipe]] = {
         "tiny-code": tiny_code,
         "tiny-text": tiny_text,
         "plain-code": plain_code,
+        "mini": mini,
         "ladder": ladder,
         "long-context": long_context,
     },

@@ -1,0 +1,117 @@
+"""Findings about tasks: RULER in short contexts beside recall of pairs, and the short-context tasks."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from sdm.analysis.pages import Finding, Illustration
+from sdm.analysis.plots import recall_figure
+from sdm.evaluation.report import Table
+from sdm.experiments.mini.cells import RECALL_PAIRS, Experiment
+from sdm.experiments.mini.language import models
+from sdm.experiments.mini.results import Cells, shown
+from sdm.experiments.mini.showing import BANDS, illustration, point, verdict, why
+from sdm.recipes import recall
+from sdm.recipes.mini import DEVIATIONS
+
+
+def retrieval_finding(cells: Cells, recalls: Experiment) -> Finding:
+    """Recall of pairs, which models of this size can learn; and RULER, which they cannot."""
+    pairs = {name: cells.mean(one, _accuracy(RECALL_PAIRS), "recall") for name, one in recalls.items()}
+    curves = {}
+    for variant in recalls.values():
+        summaries = cells.summaries(variant, "recall")
+        if summaries:
+            means = {int(k): cells.mean(variant, _accuracy(int(k)), "recall") for k in summaries[0]["accuracy"]}
+            curves[variant.label] = [point(k, mean) for k, mean in means.items() if mean is not None]
+    figures: tuple[Illustration, ...] = ()
+    if curves:
+        figure = recall_figure(curves, RECALL_PAIRS)
+        caption = f"Accuracy of recall against the number of pairs. {BANDS}"
+        figures = (illustration("recall", caption, figure, curves, "pairs K", "accuracy"),)
+    missing = [*cells.missing(recalls, "recall"), *(f"RULER of {one}" for one in cells.missing(models(), "ruler"))]
+    sdm, gdn = pairs["sdm"], pairs["gdn"]
+    known = sdm is not None and gdn is not None
+    return Finding(
+        "retrieval",
+        "Retrieval",
+        "A larger memory retrieves more: SDM is far above GDN on RULER.",
+        f"recall of {RECALL_PAIRS} pairs: SDM {_percent(sdm)}, GDN {_percent(gdn)}, attention "
+        f"{_percent(pairs['full_attention'])}; RULER: {_ruler_words(cells)}",
+        "RULER at level 8, 4k to 131k: SDM 31.2%, GDN 20.0%, attention 32.5%",
+        verdict([sdm.value > gdn.value] if known and sdm and gdn else [], missing),
+        why(missing),
+        figures,
+        (_ruler_table(cells),),
+        (*recall.DEVIATIONS, "GDN of recall has one head of key width 64, its best form at these parameters"),
+        (
+            "RULER's prompts are English. The models of code have seen a vocabulary of 1,024 and a million tokens: "
+            "that they answer next to nothing says nothing about their memories, so recall of pairs stands beside it.",
+        ),
+    )
+
+
+def _accuracy(pairs: int) -> Any:
+    return lambda summary: summary["accuracy"][str(pairs)]
+
+
+def _percent(mean: Any) -> str:
+    return "missing" if mean is None else f"{shown(mean, 1, scale=100)}%"
+
+
+def _ruler_words(cells: Cells) -> str:
+    means = {one.label: cells.mean(one, _ruler, "ruler") for one in models().values()}
+    return ", ".join(f"{label} {_percent(mean)}" for label, mean in means.items() if mean) or "missing"
+
+
+def _ruler(summary: dict[str, Any]) -> float:
+    """The mean over the tasks, each over the lengths that it fits into."""
+    found = [one["accuracy"] for one in summary["tasks"].values() if one["accuracy"] is not None]
+    return sum(found) / len(found)
+
+
+def _ruler_table(cells: Cells) -> Table:
+    rows = []
+    for variant in models().values():
+        mean = cells.mean(variant, _ruler, "ruler")
+        rows.append((variant.label, _percent(mean), str(0 if mean is None else mean.count)))
+    return Table(
+        "RULER, six tasks at 1,024 and 2,048 tokens",
+        ("global layers", "accuracy", "seeds"),
+        rows,
+        "Eight samples of each task and length. Needles are hidden in the built-in text: not comparable with published "
+        "numbers.",
+    )
+
+
+def short_finding(cells: Cells) -> Finding:
+    """The short-context tasks that need no download."""
+    variants = models()
+    rows = []
+    for variant in variants.values():
+        mean = cells.mean(variant, _tasks, "harness")
+        rows.append((variant.label, _percent(mean), str(0 if mean is None else mean.count)))
+    asked = any("harness" in variant.measurements for variant in variants.values())
+    missing = (
+        cells.missing(variants, "harness") if asked else ["lm-evaluation-harness is not installed (the extra `eval`)"]
+    )
+    measured = any(cells.summaries(variant, "harness") for variant in variants.values())
+    return Finding(
+        "short-context",
+        "Short-context tasks",
+        "SDM's average over 15 tasks of reasoning and knowledge is above GDN's.",
+        "; ".join(f"{label} {accuracy}" for label, accuracy, _ in rows) if measured else "missing",
+        "level 8: SDM 38.5%, GDN 37.9%, attention 38.0%; level 13: 56.8%, 55.7%, 56.7%",
+        "unclear" if measured else "missing",
+        why(missing),
+        (),
+        (Table("A few questions that come with this package", ("global layers", "accuracy", "seeds"), rows),),
+        DEVIATIONS,
+        ("The paper's 15 datasets cannot be shipped; these questions only show that the path works.",),
+    )
+
+
+def _tasks(summary: dict[str, Any]) -> float:
+    """The mean accuracy over the tasks."""
+    found = [one["metrics"]["acc"]["value"] for one in summary["tasks"].values() if "acc" in one["metrics"]]
+    return sum(found) / len(found)
