@@ -80,7 +80,7 @@ def test_differences_are_paired() -> None:
 def test_report(tmp_path: Path) -> None:
     rows = ablation_table(made()).rows
     assert [row[0] for row in rows] == ["SDM, plain", "GDN, plain"]
-    assert rows[0][1:] == ("2", "4.650", "3.350", "-", "+0.150 ± 0.000")
+    assert rows[0][1:] == ("2", "4.650", "3.350", "-", "+0.150 ± 0.000", "+0.100 +0.200")
     assert curve_table(made()).rows[0][4:] == ("+0.150 ± 0.000", "+0.100 +0.200", "-0.150 ± 0.000")
     assert curve_chart(made()).curves["SDM, plain, d = 64"][0].x == SHORT * 2048
     figure, numbers = write(made(), tmp_path)

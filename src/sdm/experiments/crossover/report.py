@@ -26,8 +26,9 @@ def ablation_table(measured: Measured) -> Table:
         seeds = len({cell.seed for cell in measured if (cell.variant, cell.width, cell.steps) == (name, width, SHORT)})
         against = [difference(measured, name, other, width, SHORT, WHOLE) for other in (BASELINE, RIVAL)]
         shown = ["-" if other == name else _shown(one) for other, one in zip((BASELINE, RIVAL), against, strict=True)]
-        rows.append((variant.title, str(seeds), f"{whole.value:.3f}", f"{late.value:.3f}", *shown))
-    columns = ("variant", "seeds", "nats", f"from {LENGTH // 2:,} on", "to plain SDM", "to plain GDN")
+        each = "-" if name == RIVAL else _seeds(against[1])
+        rows.append((variant.title, str(seeds), f"{whole.value:.3f}", f"{late.value:.3f}", *shown, each))
+    columns = ("variant", "seeds", "nats", f"from {LENGTH // 2:,} on", "to plain SDM", "to plain GDN", "each seed")
     return Table(f"d = {width}, {SHORT * LENGTH / 1e6:.2f}M tokens", columns, rows, CAPTION)
 
 
@@ -40,9 +41,8 @@ def curve_table(measured: Measured) -> Table:
             one = difference(measured, name, RIVAL, width, steps, WHOLE)
             late = difference(measured, name, RIVAL, width, steps, LATE)
             if whole is not None:
-                seeds = "-" if one is None else " ".join(f"{seed:+.3f}" for seed in one.seeds)
                 place = (f"{width}", f"{steps * LENGTH / 1e6:.2f}M", f"{whole.value:.3f}")
-                rows.append((VARIANTS[name].title, *place, _shown(one), seeds, _shown(late)))
+                rows.append((VARIANTS[name].title, *place, _shown(one), _seeds(one), _shown(late)))
     columns = ("variant", "d", "tokens", "nats", "to plain GDN", "each seed", f"from {LENGTH // 2:,} on")
     return Table("Along tokens and width", columns, rows, CAPTION)
 
@@ -80,6 +80,10 @@ def _curves() -> list[str]:
 
 def _places(measured: Measured) -> list[tuple[int, int]]:
     return sorted({(cell.width, cell.steps) for cell in measured})
+
+
+def _seeds(one: Difference | None) -> str:
+    return "-" if one is None else " ".join(f"{seed:+.3f}" for seed in one.seeds)
 
 
 def _shown(one: Difference | None) -> str:
