@@ -27,7 +27,6 @@ from sdm.evaluation.recall import Recall
 from sdm.experiments import progress
 from sdm.experiments.jobs import Job, JobFailed, Outcome, Standing, run_jobs
 from sdm.experiments.progress import make_progress, time_left
-from sdm.recipes.recall import recall
 from sdm.run import Run
 from sdm.run.config_file import to_json
 from sdm.training import ScheduleConfig
@@ -294,11 +293,3 @@ def test_progress_says_what_is_done_and_what_is_left(terminal: bool, monkeypatch
     assert "1 of 3 runs done, about 0:02:35 left" in printed  # 55% of b and all of c, at 100 seconds each
     assert "2 of 3 runs done, 1 failed" in printed
     assert ("b: step 50/100  loss 1.250" if terminal else "b: failed after 45 s  loss 1.250") in printed
-
-
-@pytest.mark.slow
-def test_recall_at_256_pairs(tmp_path: Path) -> None:
-    """The mean of three seeds."""
-    jobs = [Job(f"sdm-{seed}", recall("sdm", seed=seed), RECALL) for seed in range(3)]
-    accuracy = [one.measured["recall"]["accuracy"]["256"] for one in run_jobs(jobs, tmp_path, 2).values()]
-    assert sum(accuracy) / 3 >= 0.97, accuracy

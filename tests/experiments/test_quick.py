@@ -15,9 +15,9 @@ from sdm.evaluation.position import Position
 from sdm.evaluation.recall import Recall
 from sdm.evaluation.speed import Speed
 from sdm.experiments import quick
-from sdm.experiments.jobs import Job, Outcome
+from sdm.experiments.jobs import Job, Outcome, run_jobs
 from sdm.experiments.quick import cost, recall
-from sdm.experiments.quick.jobs import GDN_RATE, GDN_RATES, quick_jobs, recall_gdn, recall_sdm
+from sdm.experiments.quick.jobs import GDN_RATE, GDN_RATES, SEEDS, quick_jobs, recall_gdn, recall_sdm
 from training.runs import text_run
 
 
@@ -43,7 +43,7 @@ def test_quick(tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: 
     broken = [replace(job, config=missing) if job is good else job for job in jobs]
     output = tmp_path / "quick"
     monkeypatch.setattr(quick, "prepare_corpora", lambda *arguments: None)
-    with pytest.raises(UserError, match=r"^1 of 20 failed: code-gdn-1x32; .*report\.html has their logs"):
+    with pytest.raises(UserError, match=r"^1 of 19 failed: code-gdn-1x32; .*report\.html has their logs"):
         quick.reproduce(output, 2, Console(width=200), broken)
     page = (output / "report.html").read_text()
     assert "Runs that failed" in page
@@ -114,15 +114,24 @@ def test_a_rate_at_the_edge_of_the_sweep_is_said() -> None:
 def test_without_the_runs_that_it_rests_on_there_is_no_result() -> None:
     failed = {name: Outcome(Path(name), failure="log") for name in outcomes({})}
     assert recall.finding(failed).verdict == "failed"
-    some = outcomes({}) | {recall_gdn(8, GDN_RATE, 0): Outcome(Path("a"), failure="log")}
+    some = outcomes({}) | {recall_gdn(16, GDN_RATE, 0): Outcome(Path("a"), failure="log")}
     assert recall.finding(some).verdict == "differs"
 
 
 def test_jobs_of_quick() -> None:
     """The best rate may not be at the edge of the sweep, and GDN has at least the steps of SDM."""
     jobs = {job.name: job.config for job in quick_jobs()}
-    assert len(jobs) == 20
+    assert len(jobs) == 19
     assert GDN_RATES[0] < GDN_RATE < GDN_RATES[-1]
     steps = {name: config.schedule.steps for name, config in jobs.items() if name.startswith("recall")}
     assert min(steps[name] for name in steps if "gdn" in name) >= max(steps[name] for name in steps if "sdm" in name)
     assert len({config.schedule.steps for name, config in jobs.items() if name.startswith("code")}) == 1
+
+
+@pytest.mark.slow
+def test_recall_at_256_pairs(tmp_path: Path) -> None:
+    """The mean of three seeds."""
+    jobs = [job for job in quick_jobs() if job.name in [recall_sdm(1024, seed) for seed in SEEDS]]
+    accuracy = [one.measured["recall"]["accuracy"]["256"] for one in run_jobs(jobs, tmp_path, 2).values()]
+    assert len(accuracy) == 3
+    assert sum(accuracy) / 3 >= 0.97, accuracy

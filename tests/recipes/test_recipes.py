@@ -72,7 +72,7 @@ def test_recall_models_are_equal() -> None:
     assert costs["sdm"].state_elements == 64 * costs["gdn"].state_elements
     more = f"{flops['full_attention'] / flops['sdm'] - 1:.0%} more"
     root = Path(__file__).parents[2]
-    for path in ("README.md", "src/sdm/recipes/recall.py"):
+    for path in ("README.md", "docs/reproduce.md", "src/sdm/recipes/recall.py"):
         text = " ".join((root / path).read_text().split())
         assert more in text, path
         assert "full attention at equal parameters and FLOPs" not in text, path

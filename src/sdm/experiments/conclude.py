@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from rich.console import Console
+from rich.measure import Measurement
 
 from sdm.analysis.pages import Finding, Page, write_page
 from sdm.analysis.report import rich_table
@@ -37,8 +38,9 @@ def attempt(make: Callable[[], Finding], key: str, title: str, claim: str, paper
 
 def conclude(page: Page, outcomes: Mapping[str, Outcome], folder: Path, console: Console) -> None:
     """Show a page, and write it. Raises, after that, if a run or a finding has failed."""
+    said: set[str] = set()
     for finding in page.findings:
-        _print(finding, console)
+        _print(finding, console, said)
     for finding in page.findings:
         console.print(f"{finding.title}: {finding.found} [{VERDICTS[finding.verdict]}]", markup=False, highlight=False)
     write_json(folder / "results.json", _as_json(page, outcomes))
@@ -53,9 +55,12 @@ def conclude(page: Page, outcomes: Mapping[str, Outcome], folder: Path, console:
         )
 
 
-def _print(finding: Finding, console: Console) -> None:
-    for table in finding.tables:
-        console.print(rich_table(table))
+def _print(finding: Finding, console: Console, said: set[str]) -> None:
+    """Tables, and what is to be known of them that was not `said` before."""
+    for table in map(rich_table, finding.tables):
+        # Wrapped by the terminal, a table that is too wide for it keeps its numbers whole.
+        console.width = max(console.width, Measurement.get(console, console.options.update(width=1000), table).maximum)
+        console.print(table)
 
     def say(text: str) -> None:
         console.print(text, markup=False, highlight=False)
@@ -64,10 +69,12 @@ def _print(finding: Finding, console: Console) -> None:
         say(f"  {note}")
     if finding.why:
         say(f"  {finding.title}: {finding.why}")
-    if finding.deviations:
+    deviations = [line for line in finding.deviations if line not in said]
+    if deviations:
         say("Not the paper's recipe:")
-        for line in finding.deviations:
+        for line in deviations:
             say(f"  - {line}")
+    said.update(deviations)
     say("")
 
 

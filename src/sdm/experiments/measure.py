@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 from sdm.data.loader import open_data
 from sdm.evaluation.measurement import Measurement
 from sdm.evaluation.position import Position
 from sdm.evaluation.registry import MEASUREMENTS, find
-from sdm.evaluation.results import FILE, read_results
+from sdm.evaluation.results import FILE, Results, read_results
 from sdm.evaluation.session import evaluate, settings_of
 from sdm.evaluation.subject import open_subject
 from sdm.files import remove_folder
@@ -54,16 +55,23 @@ def measure(measurement: Measurement, run: Run, name: str) -> dict[str, Any]:
     """The summary of a measurement, which is kept in evaluations/NAME of the run; what is there already is not measured
     again, unless it is of other settings."""
     folder = run.evaluations / name
-    if (folder / FILE).is_file():
-        before = read_results(folder)
-        same = before.measurement == kind_of(measurement) and before.settings == settings_of(measurement)
-        if same and before.complete and before.summary is not None:
-            return before.summary
-        if not same:
-            remove_folder(folder)
+    before = earlier(measurement, folder)
+    if before is not None and before.complete and before.summary is not None:
+        return before.summary
     results = evaluate(kind_of(measurement), measurement, [(open_subject(run.folder), folder)])[0]
     assert results.summary is not None, "a plan has units"
     return results.summary
+
+
+def earlier(measurement: Measurement, folder: Path) -> Results | None:
+    """What is in a folder of results already, complete or not. What is of other settings is removed."""
+    if not (folder / FILE).is_file():
+        return None
+    before = read_results(folder)
+    if before.measurement == kind_of(measurement) and before.settings == settings_of(measurement):
+        return before
+    remove_folder(folder)
+    return None
 
 
 def facts_of(run: Run) -> dict[str, Any]:

@@ -35,7 +35,8 @@ def reproduce(output: Path, processes: int, console: Console, jobs: Sequence[Job
     prepare_corpora(jobs, console.print)
     with make_progress(jobs, processes, console) as progress:
         outcomes = run_jobs(jobs, output, processes, progress)
-    found = findings(outcomes, output)
+    console.print("All runs have ended. Measuring what a token costs, and what the memory did.")
+    found = findings(outcomes)
     sections = details(jobs, outcomes, f"sdm reproduce quick --output {output}", time.perf_counter() - start)
     try:
         conclude(Page(TITLE, LEAD, found, sections), outcomes, output, console)
@@ -44,16 +45,14 @@ def reproduce(output: Path, processes: int, console: Console, jobs: Sequence[Job
         console.print(f"{minutes:.1f} minutes. Try:  sdm generate {output / 'code-sdm'} --prompt 'def '")
 
 
-def findings(outcomes: Mapping[str, Outcome], output: Path) -> tuple[Finding, ...]:
+def findings(outcomes: Mapping[str, Outcome]) -> tuple[Finding, ...]:
     """What is said about the runs; costs and the use of the memory are measured for it."""
     return (
         attempt(lambda: recall.finding(outcomes), recall.KEY, recall.TITLE, recall.CLAIM, recall.PAPER),
         *language.findings(outcomes),
+        attempt(lambda: cost.finding(cost.measure(outcomes)), cost.KEY, cost.TITLE, cost.CLAIM, cost.PAPER),
         attempt(
-            lambda: cost.finding(cost.measure(outcomes, output / "cost")), cost.KEY, cost.TITLE, cost.CLAIM, cost.PAPER
-        ),
-        attempt(
-            lambda: memory.finding(outcomes, memory.measure(outcomes)),
+            lambda: memory.finding(memory.measure(outcomes)),
             memory.KEY,
             memory.TITLE,
             memory.CLAIM,

@@ -42,12 +42,13 @@ def _aided(outcomes: Mapping[str, Outcome]) -> Finding:
     differences = {name: _differences(there["code-sdm"], there[name]) for name in there if name != "code-sdm"}
     gap, start, stop = differences[best][-1].difference, late[best]["start"], late[best]["stop"]
     found = (
-        f"at positions {start:,} to {stop:,}, SDM is {_in_words(gap)} nats per token below GDN's best form "
-        f"({NAMES[best]})"
+        f"SDM is {gap.value:.3f} nats per token below GDN's best form ({NAMES[best]}) at positions {start:,} to "
+        f"{stop:,}; {_interval(gap)}"
     )
+    shown = {name: differences[name] for name in (best, "code-attention") if name in differences}
     notes = [
         f"GDN's best form is the best of {len(forms)} at these positions: with the aids in two layouts (heads x key "
-        "width), and plain with its short convolutions.",
+        "width), and plain with its short convolutions. Full attention has no aid, and has not learned to recall yet.",
         _documents(there["code-sdm"]),
     ]
     return Finding(
@@ -57,7 +58,7 @@ def _aided(outcomes: Mapping[str, Outcome]) -> Finding:
         found,
         PAPER,
         _verdict(gap),
-        illustrations=(_by_position("code", there), _gap_by_position("code-gap", differences)),
+        illustrations=(_by_position("code", there), _gap_by_position("code-gap", shown)),
         tables=(_table("Held-out code, with the aids: nats per token to each position", there), _paired(differences)),
         deviations=DEVIATIONS,
         notes=tuple(notes),
@@ -66,15 +67,12 @@ def _aided(outcomes: Mapping[str, Outcome]) -> Finding:
 
 def _plain(outcomes: Mapping[str, Outcome]) -> Finding:
     key, title = "code-plain", "The plain recipe at this size"
-    claim = (
-        "The same with the paper's recipe: no shifted keys, no tied initialisation, GDN with its short convolutions."
-    )
+    claim = "The same, with the paper's own recipe: no shifted keys, no tied start, GDN with its short convolutions."
     there = _there(outcomes, "code-sdm-plain", "code-gdn-plain")
     if len(there) < 2:
         return Finding(key, title, claim, "no result", PAPER, "failed", "The runs that it rests on have failed.")
     differences = {"code-gdn-plain": _differences(there["code-sdm-plain"], there["code-gdn-plain"])}
     gap = differences["code-gdn-plain"][-1].difference
-    size = _in_words(gap, absolute=True)
     last = there["code-gdn-plain"].measured["position"]["positions"][-1]
     where = "below" if gap.value > 0 else "above"
     verdict = _verdict(gap)
@@ -88,13 +86,15 @@ def _plain(outcomes: Mapping[str, Outcome]) -> Finding:
         key,
         title,
         claim,
-        f"at positions {last['start']:,} to {last['stop']:,}, SDM is {size} nats per token {where} GDN",
+        f"SDM is {abs(gap.value):.3f} nats per token {where} GDN at positions {last['start']:,} to {last['stop']:,}; "
+        f"{_interval(gap)}",
         PAPER,
         verdict,
         why,
         illustrations=(_by_position("code-plain", there),),
         tables=(_table("Held-out code, plain recipe: nats per token to each position", there), _paired(differences)),
         deviations=SHARED_DEVIATIONS,
+        notes=(_documents(there["code-sdm-plain"]),),
     )
 
 
@@ -114,12 +114,13 @@ def _verdict(gap: Mean) -> Verdict:
     return "agrees" if gap.value > 0 else "differs"
 
 
-def _in_words(mean: Mean, absolute: bool = False) -> str:
-    sign = -1 if absolute and mean.value < 0 else 1
-    if mean.low is None or mean.high is None:
-        return f"{sign * mean.value:.3f}"
-    low, high = sorted((sign * mean.low, sign * mean.high))
-    return f"{sign * mean.value:.3f} (95% interval {low:.3f} to {high:.3f}, {mean.count} documents, 1 seed)"
+def _interval(gap: Mean) -> str:
+    """Of the size of a difference, whichever way it goes."""
+    seen = f"{gap.count} documents, 1 seed"
+    if gap.low is None or gap.high is None:
+        return seen
+    low, high = sorted((gap.low, gap.high) if gap.value > 0 else (-gap.low, -gap.high))
+    return f"95% interval {low:.3f} to {high:.3f}, {seen}"
 
 
 def _documents(outcome: Outcome) -> str:
@@ -193,10 +194,7 @@ def _table(title: str, there: Mapping[str, Outcome]) -> Table:
         )
         for job, outcome in there.items()
     ]
-    caption = (
-        f"{_documents(next(iter(there.values())))} Parameters without M0, which has as many numbers as SDM's state."
-    )
-    return Table(title, columns, rows, caption)
+    return Table(title, columns, rows, "Parameters without M0, which has as many numbers as SDM's state.")
 
 
 def _paired(differences: Mapping[str, Sequence[Difference]]) -> Table:

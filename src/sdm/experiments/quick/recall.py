@@ -12,11 +12,14 @@ from sdm.evaluation.intervals import weighted_mean
 from sdm.evaluation.report import Point, Table
 from sdm.experiments.jobs import Outcome
 from sdm.experiments.quick.jobs import (
+    ATTENTION_ROWS,
+    ATTENTION_STEPS,
     GDN_RATE,
     GDN_RATES,
     GDN_STEPS,
     KEY_DIMS,
     RECALL_ATTENTION,
+    ROWS,
     SEEDS,
     SLOTS,
     STEPS,
@@ -30,6 +33,8 @@ from sdm.recipes.recall import DEVIATIONS
 KEY, TITLE = "recall", "A larger state at equal cost recalls more"
 CLAIM = "A state that is thousands of times larger, at the same parameters and FLOPs per token, recalls more."
 PAPER = "RULER, 1.4B: SDM 31.2, GDN 20.0, full attention 32.5; 8B: 50.2, 34.2, 61.2"
+
+SDM_NAME = "SDM, N = {:,}"
 
 
 @dataclass(frozen=True)
@@ -74,7 +79,7 @@ def finding(outcomes: Mapping[str, Outcome]) -> Finding:
         runs = [outcomes[job] for job in jobs if "recall" in outcomes[job].measured]
         return Model(name, runs) if runs else None
 
-    sdm = {slots: model(f"SDM, N = {slots:,}", *_sdm_jobs(slots)) for slots in SLOTS}
+    sdm = {slots: model(SDM_NAME.format(slots), *_sdm_jobs(slots)) for slots in SLOTS}
     gdn = {key_dim: model(f"GDN, {layout(key_dim)}", *_gdn_jobs(key_dim)) for key_dim in KEY_DIMS}
     attention = model("full attention", RECALL_ATTENTION)
     best, rival = sdm[SLOTS[-1]], gdn[KEY_DIMS[-1]]
@@ -176,8 +181,8 @@ def _accuracy_table(models: Sequence[Model]) -> Table:
         for one in models
     ]
     caption = (
-        f"Means over the seeds. Trained to K = {TRAINED_PAIRS} in {STEPS} steps, GDN in {GDN_STEPS}. GDN, HxK: H heads "
-        "of key width K."
+        f"Means over the seeds. Trained to K = {TRAINED_PAIRS} in {STEPS} steps of {ROWS} rows, GDN in {GDN_STEPS}, "
+        f"attention in {ATTENTION_STEPS} of {ATTENTION_ROWS}. GDN, HxK: H heads of key width K."
     )
     return Table(
         "Recall: accuracy (%) by the number of pairs K",
@@ -188,7 +193,8 @@ def _accuracy_table(models: Sequence[Model]) -> Table:
 
 
 def _size_table(models: Sequence[Model], attention: Model | None) -> Table:
-    flops = models[0].facts["flops_per_token"]
+    base = next(one for one in models if one.name == SDM_NAME.format(SLOTS[-1]))
+    flops = base.facts["flops_per_token"]
     rows = [
         (
             one.name,
@@ -204,8 +210,7 @@ def _size_table(models: Sequence[Model], attention: Model | None) -> Table:
         "Equal cost: by the size of the state",
         ("model", "parameters", "M0", "FLOPs", "state", f"K={TRAINED_PAIRS}"),
         rows,
-        "M0: the numbers of the learned initial memory, beside the parameters. FLOPs per token, against "
-        f"{models[0].name}.",
+        f"M0: the numbers of the learned initial memory, beside the parameters. FLOPs per token, against {base.name}.",
     )
 
 
