@@ -101,8 +101,9 @@ def test_what_cannot_be_measured(places: Path) -> None:
     assert [file.name for file in (places / "out").iterdir()] == ["thesis.txt"]
 
 
-def test_help(capsys: pytest.CaptureFixture[str]) -> None:
-    """Every measurement is listed, and has a line for each of its settings."""
+def test_help(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every measurement is listed, and has a line for each of its settings, broken by nothing but the terminal."""
+    monkeypatch.setenv("COLUMNS", "1000")
     assert refused() == "0"
     listed = capsys.readouterr().out
     for name, kind in MEASUREMENTS.items():
@@ -111,6 +112,7 @@ def test_help(capsys: pytest.CaptureFixture[str]) -> None:
         described = capsys.readouterr().out
         for field in dataclasses.fields(kind):
             assert f"--{field.name.replace('_', '-')}" in described, f"{name}: {field.name}"
+        assert name != "position" or "for models of this library; others have no gain without it." in described
 
 
 SLOW = """

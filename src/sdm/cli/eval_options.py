@@ -22,6 +22,7 @@ from sdm.evaluation.registry import find, listing
 from sdm.evaluation.results import FILE, Results, check_same, read_results
 from sdm.evaluation.session import evaluate, settings_of
 from sdm.evaluation.subject import Precision, Subject, default_device, open_subject
+from sdm.models.fields import documented_fields
 from sdm.ranks import join
 from sdm.run import Run
 from sdm.run.config_file import from_json
@@ -160,7 +161,8 @@ def parse(arguments: list[str]) -> Command:
     if name == COMPARE:
         return tyro.cli(CompareOptions, prog=f"sdm eval {name}", args=rest)
     kind = find(name)
-    settings = ("settings", Annotated[kind, tyro.conf.arg(name="")], dataclasses.field(default_factory=kind))
+    shown = _with_help(kind)
+    settings = ("settings", Annotated[shown, tyro.conf.arg(name="")], dataclasses.field(default_factory=shown))
     options: Any = dataclasses.make_dataclass(
         "EvalOptions",
         [("name", tyro.conf.Suppress[str], dataclasses.field(default=name)), settings],
@@ -168,8 +170,17 @@ def parse(arguments: list[str]) -> Command:
         frozen=True,
         kw_only=True,
     )
-    options.__doc__ = f"{(kind.__doc__ or '').strip()}\n\n{EvalOptions.__doc__}"
+    options.__doc__ = "\n\n".join(" ".join((one.__doc__ or "").split()) for one in (kind, EvalOptions))
     parsed: EvalOptions = tyro.cli(options, prog=f"sdm eval {name}", args=rest)
     if not parsed.models:
         raise UserError(f"name a model: sdm eval {name} MODEL")
     return parsed
+
+
+def _with_help(kind: type[Measurement]) -> Any:
+    """The class with the texts of its fields in one line each: tyro breaks them where the source does."""
+    members = [
+        (one.name, Annotated[one.type, tyro.conf.arg(help=one.doc)], dataclasses.field(default=one.default))
+        for one in documented_fields(kind)
+    ]
+    return dataclasses.make_dataclass(kind.__name__, members, bases=(kind,), frozen=True)
