@@ -34,7 +34,7 @@ MESHES = {
     2: [(2, 1, 1), (1, 2, 1), (1, 1, 2)],
     4: [(4, 1, 1), (1, 4, 1), (1, 1, 4), (2, 1, 2)],
 }
-TURNS, STEPS = 9, 2
+TURNS, STEPS = 9, 1
 
 
 def cases(ranks: int) -> list[Case]:

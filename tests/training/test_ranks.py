@@ -51,6 +51,10 @@ def small(folder: Path, layout: str, rows: int = 4, steps: int = 4, **compute: A
     return replace(config, data=replace(config.data, batch_size=rows), compute=how)
 
 
+def with_mesh(config: TrainConfig, mesh: MeshConfig = MeshConfig()) -> TrainConfig:  # noqa: B008
+    return replace(config, compute=replace(config.compute, mesh=mesh))
+
+
 def job(name: str, config: TrainConfig, folder: Path, action: str = "train", **more: Any) -> dict[str, Any]:
     return {"name": name, "config": to_json(config), "folder": str(folder), "action": action, **more}
 
@@ -59,10 +63,10 @@ class Outcome:
     """What the same jobs left on one rank and on several."""
 
     def __init__(self, folder: Path, ranks: int, configs: dict[str, TrainConfig], others: list[dict[str, Any]]) -> None:
-        self.folder, self.ranks = folder, ranks
+        self.folder, self.ranks, self.configs = folder, ranks, configs
         for place in ("one", "many"):
             (folder / place).mkdir()
-        alone = {n: replace(c, compute=replace(c.compute, mesh=MeshConfig())) for n, c in configs.items()}
+        alone = {n: with_mesh(c) for n, c in configs.items()}
         jobs = {
             place: [job(n, c, folder / place / "runs" / n) for n, c in named.items()]
             for place, named in (("one", alone), ("many", configs))
@@ -71,9 +75,6 @@ class Outcome:
         (folder / "jobs.json").write_text(json.dumps(jobs["many"] + others))
         result = launch(ranks, str(WORKER), str(folder / "jobs.json"), str(folder / "many"))
         assert result.returncode == 0, result.stdout + result.stderr
-
-    def _jobs(self, place: str, configs: dict[str, TrainConfig]) -> list[dict[str, Any]]:
-        return [job(name, config, self.folder / place / "runs" / name) for name, config in configs.items()]
 
     def run(self, place: str, name: str) -> Run:
         return Run(self.folder / place / "runs" / name)
@@ -171,6 +172,32 @@ def test_checkpoints_change_their_number_of_ranks(two: Outcome, name: str, load:
     assert loaded.keys() == stored.keys()
     for name, x in stored.items():
         assert torch.equal(loaded[name].reshape(x.shape), x), name
+
+
+@pytest.mark.slow
+def test_checkpoints_of_two_ranks_are_read_by_four_and_by_one(two: Outcome) -> None:
+    """Bit for bit, weights and moments, with channels split or not before and after."""
+    meshes = {"rows": MeshConfig(), "both": MeshConfig(channel=2), "channels": MeshConfig(channel=4)}
+    jobs = {
+        (name, mesh): job(f"{name}-{mesh}", with_mesh(two.configs[name], degrees), two.run("many", name).folder, "load")
+        for name in ("channel", "tied")
+        for mesh, degrees in meshes.items()
+    }
+    for place in ("one-again", "four"):
+        (two.folder / place).mkdir()
+    whole = [
+        job(name, with_mesh(two.configs[name]), two.run("many", name).folder, "load") for name in ("channel", "tied")
+    ]
+    perform_jobs(whole, two.folder / "one-again")
+    (two.folder / "four.json").write_text(json.dumps(list(jobs.values())))
+    result = launch(4, str(WORKER), str(two.folder / "four.json"), str(two.folder / "four"))
+    assert result.returncode == 0, result.stdout + result.stderr
+    for name, mesh in jobs:
+        expected, found = two.tensors("one-again", name), two.tensors("four", f"{name}-{mesh}")
+        assert found.keys() == expected.keys()
+        assert any(key.endswith("exp_avg_sq") for key in found)
+        for key, x in expected.items():
+            assert torch.equal(found[key], x), (name, mesh, key)
 
 
 @pytest.mark.parametrize(
