@@ -22,28 +22,35 @@ import torch
 from benchmarks._pages import write_between
 from benchmarks._triton_cases import ACCESSES, sizes
 
+from benchmarks import _row_cache
 from sdm import ops
 
 CHUNKS = (8, 64, 256)  # the kernels take 8 tokens at a time; the paper 64 and more
 BEGIN, END = "<!-- traffic: made by benchmarks/triton_traffic.py -->", "<!-- end of traffic -->"
-GPUS = {"A100 80GB": 2.04e12, "H100 SXM": 3.35e12, "MI300X": 5.3e12}
-"""Bytes per second of memory, as their vendors state them."""
+GPUS = {"A100 80GB": (2.04e12, 40e6), "H100 SXM": (3.35e12, 50e6), "MI300X": (5.3e12, 256e6)}
+"""Bytes per second of memory and bytes of the last cache, as their vendors state them."""
 
 
-def minimum(num_slots: int, channels: int, chunk: int, backward: bool = False) -> float:
+def token_bytes(channels: int) -> int:
+    """Value, output, weights and gates in float32, indices of 64 bits."""
+    return 4 * (2 * channels + 4 * ACCESSES + 2) + 8 * ACCESSES
+
+
+def minimum(num_slots: int, channels: int, chunk: int, backward: bool = False, again: bool = True) -> float:
     """Bytes per token in float32, with indices drawn evenly.
 
     Forward reads the distinct rows that a chunk writes or reads and writes those that it writes. Backward runs the
-    writes again, walks back over memory and gradient, both read and written, and reads the rows that were read.
+    writes again (if `again` is counted), walks back over memory and gradient, both read and written, and reads the rows
+    that were read.
     """
     row = 4 * channels
     written = num_slots * -math.expm1(-chunk * ACCESSES / num_slots) / chunk
     touched = num_slots * -math.expm1(-2 * chunk * ACCESSES / num_slots) / chunk
-    tokens = 4 * (2 * channels + 4 * ACCESSES + 2) + 8 * ACCESSES  # value, y, weights, gates; int64 indices
+    tokens = token_bytes(channels)
     forward = (touched + written) * row + tokens
     if not backward:
         return forward
-    replayed = 2 * written * row
+    replayed = 2 * written * row if again else 0
     walked = (touched + written) * row + 2 * touched * row  # memory restored, gradient carried
     return forward + replayed + walked + 2 * tokens
 
@@ -82,16 +89,39 @@ def at_level(channels: int, time: int, backward: bool, num_slots: int, probes: t
 def rows(measure: Callable[[bool], float], num_slots: int, channels: int) -> tuple[list[str], list[float]]:
     heads = "".join(f" minimum, C = {chunk} | ratio |" for chunk in CHUNKS)
     lines = [f"| | counted |{heads}", "|---|---:|" + "---:|---:|" * len(CHUNKS)]
-    counts = []
-    for name, backward in (("forward", False), ("forward + backward", True)):
-        counted = measure(backward)
-        counts.append(counted)
+    counts = [measure(backward) for backward in (False, True)]
+    ways = [
+        ("forward", counts[0], False, True),
+        ("forward + backward", counts[1], True, True),
+        ("the same, writes run once in the minimum", counts[1], True, False),
+    ]
+    for name, counted, backward, again in ways:
         cells = []
         for chunk in CHUNKS:
-            least = minimum(num_slots, channels, chunk, backward)
+            least = minimum(num_slots, channels, chunk, backward, again)
             cells.append(f" {least / 1e3:.0f} kB | {counted / least:.2f} |")
         lines.append(f"| {name} | {counted / 1e3:.0f} kB |" + "".join(cells))
     return lines, counts
+
+
+def estimates(num_slots: int, channels: int, counts: list[float], time: int) -> list[str]:
+    """Tokens per second if all bytes came from memory; and bytes that the cache does not hold, beside the minimum."""
+    head = f"of the minimum, C = {CHUNKS[-1]}"
+    lines = [
+        f"| | forward | forward + backward | cache | forward, {head} | forward + backward, {head} |",
+        "|---|" + "---:|" * 5,
+    ]
+    row, tokens = 4 * channels, token_bytes(channels)
+    for gpu, (bandwidth, cache) in GPUS.items():
+        cells = [f" {bandwidth / x / 1e6:.2f} M |" for x in counts] + [f" {cache / 1e6:.0f} MB |"]
+        rows = [
+            _row_cache.moved(walk(time, num_slots, ACCESSES), int(cache // row), time // 2)
+            for walk in (_row_cache.forward, _row_cache.replay, _row_cache.walk_back)
+        ]
+        for backward, count in ((False, rows[0] * row + tokens), (True, sum(rows) * row + 3 * tokens)):
+            cells.append(f" {count / minimum(num_slots, channels, CHUNKS[-1], backward):.2f} |")
+        lines.append(f"| {gpu}, {bandwidth / 1e12:.2f} TB/s |" + "".join(cells))
+    return lines
 
 
 def main() -> None:
@@ -102,11 +132,7 @@ def main() -> None:
     _, n, channels = sizes(1)
     lines, counts = rows(lambda backward: at_level(channels, options.time, backward, n * n), n * n, channels)
     lines += ["", "**Estimate, not a measurement**, of tokens per second and head if memory were the only limit:", ""]
-    lines += ["| | forward | forward + backward |", "|---|---:|---:|"]
-    for gpu, bandwidth in GPUS.items():
-        lines.append(
-            f"| {gpu}, {bandwidth / 1e12:.2f} TB/s |" + "".join(f" {bandwidth / x / 1e6:.2f} M |" for x in counts)
-        )
+    lines += estimates(n * n, channels, counts, time=4096)
     print(*lines, sep="\n")
     if not options.no_table:
         write_between(Path(__file__).parent.parent / "docs" / "performance.md", (BEGIN, END), lines)

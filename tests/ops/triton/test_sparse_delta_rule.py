@@ -6,6 +6,7 @@ from __future__ import annotations
 import math
 from typing import Any
 
+import numpy
 import pytest
 import torch
 from torch import Tensor
@@ -170,3 +171,25 @@ def test_what_it_refuses_is_said() -> None:
     tokens = problem.tokens._replace(value=problem.tokens.value.double())
     with record(), pytest.raises(ValueError, match=r"compute in float32, got torch\.float64"):
         sparse_delta_rule(*tokens, num_slots=36864, backend="triton")
+
+
+@needs_interpreter
+def test_offsets_beyond_32_bits(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The last slots of a table of more than 2^31 numbers. Of its memory only the pages that are touched exist."""
+    slots, far = 9, 2**29 + 5
+    small = random_tokens(1, 5, 1, W=3, R=4, N=slots, D=4, dtype=torch.float32)
+    moved = small._replace(write_index=small.write_index + far - slots, read_index=small.read_index + far - slots)
+    expected, table, _ = forward(Problem(small, None, slots, None, False))
+
+    def untouched() -> Tensor:
+        return torch.from_numpy(numpy.zeros((1, 1, far, 4), numpy.float32))
+
+    assert untouched().numel() > 2**31
+    with monkeypatch.context() as patch:
+        patch.setattr(Problem, "table", lambda *_: untouched())
+        y, far_table, _ = forward(Problem(moved, None, far, None, False))
+    assert_identical([y, far_table[:, :, -slots:]], [expected, table])
+    state = untouched()
+    for t in range(5):
+        y = sparse_delta_step_(state, *(x[:, t] for x in moved), backend="triton")
+        assert_close([y], [expected[:, t]], 1e-5)

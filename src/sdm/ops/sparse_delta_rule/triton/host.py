@@ -133,7 +133,7 @@ def prepare(problem: Problem, layout: Layout) -> Links:
         J=layout.J,
         PER_WRITE=problem.per_write,
         **problem.options,
-        num_warps=max(min(layout.J // 128, 8), min(layout.J // 512, 16), 1),
+        num_warps=max(min(layout.J // 64, 16), 1),
     )
     return links
 
