@@ -105,7 +105,7 @@ def _there(outcomes: Mapping[str, Outcome], *names: str) -> dict[str, Outcome]:
 def _differences(sdm: Outcome, other: Outcome) -> list[Difference]:
     """The other's minus SDM's, document by document, for each stretch of positions."""
     found = compare(Position(), sdm.results("position"), other.results("position"))
-    return [one for one in found if " to " in one.quantity]
+    return [one for one in found if one.quantity.startswith("nats/token to ")]
 
 
 def _verdict(gap: Mean) -> Verdict:
