@@ -156,23 +156,26 @@ def test_a_measurement_that_cannot_be_made_leaves_the_others(tmp_path: Path) -> 
     assert "no document is longer" in found.failure
 
 
-def test_a_process_that_dies_fails_its_job_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """As when memory runs out: the others go on in a new process."""
-    site = tmp_path / "site"
-    site.mkdir()
-    (site / "sitecustomize.py").write_text(
-        "import atexit, os, signal, sys\n"
-        "if 'sdm.experiments.worker' in ' '.join(sys.orig_argv):\n"
-        "    import sdm.experiments.worker as worker\n"
+def patch_training(folder: Path, monkeypatch: pytest.MonkeyPatch, job: str, instead: str) -> None:
+    """Have the processes of jobs do something else instead of training one of them."""
+    folder.mkdir()
+    (folder / "sitecustomize.py").write_text(
+        "import errno, os, signal, sys\n"
+        "if 'sdm.experiments.worker' in sys.orig_argv:\n"
         "    import sdm.training.trainer as trainer\n"
         "    run = trainer.Trainer.run\n"
-        "    def dies(self):\n"
-        "        if self.folder.name == 'dies':\n"
-        "            os.kill(os.getpid(), signal.SIGKILL)\n"
+        "    def patched(self):\n"
+        f"        if self.folder.name == {job!r}:\n"
+        f"            {instead}\n"
         "        return run(self)\n"
-        "    trainer.Trainer.run = dies\n"
+        "    trainer.Trainer.run = patched\n"
     )
-    monkeypatch.setenv("PYTHONPATH", str(site))
+    monkeypatch.setenv("PYTHONPATH", str(folder))
+
+
+def test_a_process_that_dies_fails_its_job_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As when memory runs out: the others go on in a new process."""
+    patch_training(tmp_path / "site", monkeypatch, "dies", "os.kill(os.getpid(), signal.SIGKILL)")
     found = run_jobs([recall_job("dies"), recall_job("lives")], tmp_path / "runs", 1)
     assert found["dies"].failure == "its process was ended by SIGKILL (out of memory?)"
     assert found["lives"].failure is None
@@ -180,13 +183,20 @@ def test_a_process_that_dies_fails_its_job_alone(tmp_path: Path, monkeypatch: py
 
 
 def test_a_full_disk_ends_everything_with_one_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    config = text_run(tmp_path)
-    (tmp_path / "texts" / "0.txt").write_bytes(b"\xff")
+    instead = "raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))"
+    patch_training(tmp_path / "site", monkeypatch, "bad", instead)
+    jobs = [recall_job("bad"), recall_job("never")]
+    with pytest.raises(UserError, match=r"is full; make room, and the same command continues$"):
+        run_jobs(jobs, tmp_path / "runs", 1)
+    assert not (tmp_path / "runs" / "never").exists()
+
+
+def test_a_disk_that_is_too_full_for_a_log(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    patch_training(tmp_path / "site", monkeypatch, "bad", "raise ValueError()")
     usage = shutil.disk_usage(tmp_path)
     monkeypatch.setattr(shutil, "disk_usage", lambda path: usage._replace(free=0))
     with pytest.raises(UserError, match=r"is full; make room, and the same command continues$"):
-        run_jobs([Job("bad", config, POSITION), recall_job("never")], tmp_path / "runs", 1)
-    assert not (tmp_path / "runs" / "never").exists()
+        run_jobs([recall_job("bad")], tmp_path / "runs", 1)
 
 
 def test_jobs_do_not_import_from_the_working_directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

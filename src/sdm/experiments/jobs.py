@@ -8,6 +8,8 @@ a measurement, which only other settings do. A job that fails does not stop the 
 from __future__ import annotations
 
 import contextlib
+import errno
+import os
 import shutil
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -112,8 +114,8 @@ def run_jobs(
                 job, start, offset = begun.pop(name)
                 found = read_outcome(job, folder / name)
                 if failure is not None:
-                    _check_disk(folder)
                     tail = _tail(folder / name / LOG, offset) or failure
+                    _check_disk(folder, tail)
                     found = Outcome(found.folder, found.facts, found.measured, tail)
                 outcomes[name] = found
                 states[name] = _standing(states[name], "done" if failure is None else "failed", folder / name, start)
@@ -208,7 +210,8 @@ def _tail(path: Path, offset: int) -> str:
     return ""
 
 
-def _check_disk(folder: Path) -> None:
-    """The jobs that follow would fail as well, and so would the report."""
-    if shutil.disk_usage(folder).free < SMALLEST_DISK:
+def _check_disk(folder: Path, failure: str) -> None:
+    """Raise if a job has failed for want of room: those that follow would fail as well, and so would the report."""
+    # What could not be written whole is removed, so that there may be room again.
+    if os.strerror(errno.ENOSPC) in failure or shutil.disk_usage(folder).free < SMALLEST_DISK:
         raise UserError(f"the disk of {folder} is full; make room, and the same command continues")
