@@ -8,7 +8,7 @@ from sdm.evaluation.intervals import Mean
 from sdm.evaluation.report import Table
 from sdm.experiments.mini.cells import LABELS, SMALL, TOP, Experiment, ladder_variant
 from sdm.experiments.mini.results import Cells, above_zero, below_zero, late, shown
-from sdm.experiments.mini.showing import point, verdict, why
+from sdm.experiments.mini.showing import NOT_YET, point, verdict, why
 from sdm.recipes.mini import DEVIATIONS, PLAIN, WIDTHS
 
 
@@ -42,7 +42,7 @@ def grid_finding(cells: Cells, grid: Experiment) -> Finding:
         "writes-and-reads",
         "Writes and reads",
         "Fewer writes and reads cost little; twice as many reads bring little.",
-        f"{half} minus {grid[base, base].label}: {shown(fewer, sign=True)} nats, paired",
+        f"{half} minus {grid[base, base].label}: {shown(fewer, sign=True)} nats, paired" if fewer else NOT_YET,
         "W = R = 32 instead of 64: +0.0047 nats; R = 128: -0.0016 (level 8)",
         verdict([above_zero(fewer)] if fewer else [], missing),
         why(missing),
@@ -91,7 +91,9 @@ def aids_finding(cells: Cells, aids: Experiment, plain: Experiment) -> Finding:
         "The aids, and the plain recipe",
         "The paper's models need no aids: neither shifted keys nor a tied initialisation.",
         f"SDM - GDN, paired: {shown(gap['aided'], sign=True)} nats with both aids, "
-        f"{shown(gap['plain'], sign=True)} with the plain recipe",
+        f"{shown(gap['plain'], sign=True)} with the plain recipe"
+        if any(gap.values())
+        else NOT_YET,
         "not reported: the paper's models have neither aid",
         verdict([below_zero(gap["plain"])] if gap["plain"] else [], missing),
         why(missing),

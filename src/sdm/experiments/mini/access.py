@@ -14,8 +14,8 @@ from sdm.evaluation.report import Table
 from sdm.evaluation.subject import open_subject
 from sdm.experiments.jobs import Outcome
 from sdm.experiments.mini.cells import SMALL, TOP, Experiment, Variant, ladder_variant, plain_variant
-from sdm.experiments.mini.results import Cells, above_zero, shown
-from sdm.experiments.mini.showing import verdict, why
+from sdm.experiments.mini.results import Cells, above_zero, percent, shown
+from sdm.experiments.mini.showing import NOT_YET, verdict, why
 from sdm.recipes.mini import DEVIATIONS, WIDTHS
 from sdm.run import Run
 
@@ -153,9 +153,9 @@ def utilisation_finding(cells: Cells) -> Finding:
         "Memory in use during training",
         "Forgetting settles at exp(g) ≈ 0.95 and writing at β ≈ 0.50; all slots are read, and ever more are written.",
         f"at the end: exp(g) {shown(means['forget_gate_mean'])}, β {shown(means['input_gate_mean'])}; of the slots "
-        f"{shown(means['slots_written'], 0, scale=100)}% written, {shown(means['slots_read'], 0, scale=100)}% read"
+        f"{percent(means['slots_written'], 0)} written, {percent(means['slots_read'], 0)} read"
         if means
-        else "missing",
+        else NOT_YET,
         "exp(g) ≈ 0.95, β ≈ 0.50; written 28% to 42%, read 100% of the slots in 21M tokens",
         "unclear" if means else "missing",
         why(missing)

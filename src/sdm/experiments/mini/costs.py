@@ -19,6 +19,7 @@ from sdm.evaluation.speed import Speed
 from sdm.evaluation.subject import open_subject
 from sdm.experiments.mini.language import models
 from sdm.experiments.mini.results import Cells
+from sdm.experiments.mini.showing import NOT_YET
 from sdm.files import read_json
 from sdm.ops.triton.availability import missing_because, version
 from sdm.recipes.mini import DEVIATIONS
@@ -79,7 +80,7 @@ def speed_finding(cells: Cells) -> Finding:
         f"behind {longest:,} tokens, time of a token against SDM's: "
         + ", ".join(f"{name} {value:.2f}x" for name, value in ratio.items() if name != "SDM")
         if len(ratio) > 1
-        else "missing",
+        else NOT_YET,
         "decoding at 1.4B: about 10% slower than GDN, 6 times faster than attention; training 1.49x slower at 8B",
         "missing" if "full attention" not in ratio else "agrees" if ratio["full attention"] > 1 else "differs",
         "" if len(summaries) == len(models()) else "Not all models of the last level are finished.",
@@ -146,7 +147,7 @@ def snapshot_finding(cells: Cells) -> Finding:
         f"largest relative error of a gradient: inverted by plan {errors['planned']:.1e}, bf16 {errors['bf16']:.1e}, "
         f"fp8 {errors['fp8']:.1e}, int4 {errors['int4']:.1e}"
         if errors
-        else "missing",
+        else NOT_YET,
         "fp8 and int4 snapshots are used at long context; their error is not reported",
         "missing" if not errors else "agrees" if errors["planned"] < errors["bf16"] else "differs",
         "" if errors else f"Not measured: {problem or 'not yet'}.",

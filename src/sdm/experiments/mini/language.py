@@ -10,7 +10,7 @@ from sdm.analysis.plots import gain_figure, initial_state_figure, position_figur
 from sdm.evaluation.report import Table
 from sdm.experiments.mini.cells import ARCHITECTURES, LABELS, SLOTS, TOP, Experiment, Variant, ladder_variant
 from sdm.experiments.mini.results import Cells, below_zero, late, shown
-from sdm.experiments.mini.showing import BANDS, illustration, point, position_curve, verdict, why
+from sdm.experiments.mini.showing import BANDS, NOT_YET, illustration, point, position_curve, verdict, why
 from sdm.models import cost
 from sdm.recipes.mini import DEVIATIONS, SEQUENCE_LENGTH, VOCABULARY
 
@@ -45,7 +45,9 @@ def position_finding(cells: Cells) -> Finding:
         "More context, lower loss",
         "SDM has a lower loss on code than GDN, more so far into a document.",
         f"SDM - GDN at positions 1k to 2k: {shown(gap, sign=True)} nats; over all positions "
-        f"{shown(all_positions, sign=True)}",
+        f"{shown(all_positions, sign=True)}"
+        if gap
+        else NOT_YET,
         "SDM below GDN and Mamba2 on code, up to a million tokens",
         verdict([below_zero(gap)] if gap else [], missing),
         why(missing),
@@ -75,7 +77,7 @@ def size_finding(cells: Cells, sizes: Experiment) -> Finding:
     means = {slots: mean for slots in SLOTS if (mean := cells.mean(sizes[slots])) is not None}
     falls = [means[b].value < means[a].value for a, b in itertools.pairwise(means)]
     known, missing, gdn = list(means), cells.missing(sizes), ladder_variant("gdn", TOP)
-    found = "too few sizes are finished"
+    found = NOT_YET
     if falls:
         change = cells.difference(sizes[known[-1]], sizes[known[0]])
         shape = "falls monotonically" if all(falls) else "does not fall monotonically"
@@ -128,7 +130,9 @@ def initial_finding(cells: Cells, initial: Experiment) -> Finding:
         "initial-state",
         "A learned initial state",
         "Learning M0 helps SDM, and does not help GDN.",
-        f"learned - null: SDM {shown(sdm, sign=True)}, GDN {shown(gdn, sign=True)} nats, paired",
+        f"learned - null, paired: SDM {shown(sdm, sign=True)} nats, GDN {shown(gdn, sign=True)}"
+        if sdm or gdn
+        else NOT_YET,
         "learning M0 lowers the code NLL of SDM and not that of GDN (level 8)",
         verdict([below_zero(sdm), below_zero(gdn) is not True] if sdm and gdn else [], missing),
         why(missing),
@@ -149,7 +153,9 @@ def mixed_finding(cells: Cells) -> Finding:
         "mixed",
         "A mixed hybrid",
         "Global layers that alternate between full attention and SDM are better than either alone.",
-        f"mixed - attention {shown(against[0], sign=True)}, mixed - SDM {shown(against[1], sign=True)} nats, paired",
+        f"paired: mixed - attention {shown(against[0], sign=True)} nats, mixed - SDM {shown(against[1], sign=True)}"
+        if any(against)
+        else NOT_YET,
         "text NLL 2.645, with attention alone 2.658, with SDM alone 2.654 (level 8)",
         verdict([below_zero(one) for one in against] if all(against) else [], missing),
         why(missing),

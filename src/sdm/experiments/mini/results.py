@@ -88,14 +88,23 @@ def _nats(results: Results, late: bool) -> dict[str, float]:
     return found
 
 
-def shown(mean: Mean | None, digits: int = 3, sign: bool = False, scale: float = 1.0) -> str:
+def shown(mean: Mean | None, digits: int = 3, sign: bool = False) -> str:
     """A mean with its interval, ready to read."""
+    return _text(mean, 1.0, f"{'+' if sign else ''}.{digits}f", "")
+
+
+def percent(mean: Mean | None, digits: int = 1) -> str:
+    """Of a share."""
+    return _text(mean, 100.0, f".{digits}f", "%")
+
+
+def _text(mean: Mean | None, scale: float, form: str, unit: str) -> str:
     if mean is None:
         return "missing"
-    number = f"{scale * mean.value:{'+' if sign else ''}.{digits}f}"
+    number = f"{scale * mean.value:{form}}"
     if mean.low is None or mean.high is None:
-        return f"{number} (one seed)"
-    return f"{number} ± {scale * (mean.high - mean.low) / 2:.{digits}f}"
+        return f"{number}{unit} (one seed)"
+    return f"{number} ± {scale * (mean.high - mean.low) / 2:{form.removeprefix('+')}}{unit}"
 
 
 def below_zero(mean: Mean | None) -> bool | None:

@@ -12,6 +12,7 @@ from sdm.evaluation.intervals import Mean
 from sdm.experiments.mini.cells import Variant
 from sdm.experiments.mini.results import Cells
 
+NOT_YET = "not measured yet"
 BANDS = "Bands: 95% intervals over seeds."
 Curves = dict[str, list[Point]]
 

@@ -9,8 +9,8 @@ from sdm.analysis.plots import recall_figure
 from sdm.evaluation.report import Table
 from sdm.experiments.mini.cells import RECALL_PAIRS, Experiment
 from sdm.experiments.mini.language import models
-from sdm.experiments.mini.results import Cells, shown
-from sdm.experiments.mini.showing import BANDS, illustration, point, verdict, why
+from sdm.experiments.mini.results import Cells, percent
+from sdm.experiments.mini.showing import BANDS, NOT_YET, illustration, point, verdict, why
 from sdm.recipes import recall
 from sdm.recipes.mini import DEVIATIONS
 
@@ -36,8 +36,8 @@ def retrieval_finding(cells: Cells, recalls: Experiment) -> Finding:
         "retrieval",
         "Retrieval",
         "A larger memory retrieves more: SDM is far above GDN on RULER.",
-        f"recall of {RECALL_PAIRS} pairs: SDM {_percent(sdm)}, GDN {_percent(gdn)}, attention "
-        f"{_percent(pairs['full_attention'])}; RULER: {_ruler_words(cells)}",
+        f"recall of {RECALL_PAIRS} pairs: SDM {percent(sdm)}, GDN {percent(gdn)}, attention "
+        f"{percent(pairs['full_attention'])}; RULER: {_ruler_words(cells)}",
         "RULER at level 8, 4k to 131k: SDM 31.2%, GDN 20.0%, attention 32.5%",
         verdict([sdm.value > gdn.value] if known and sdm and gdn else [], missing),
         why(missing),
@@ -55,13 +55,9 @@ def _accuracy(pairs: int) -> Any:
     return lambda summary: summary["accuracy"][str(pairs)]
 
 
-def _percent(mean: Any) -> str:
-    return "missing" if mean is None else f"{shown(mean, 1, scale=100)}%"
-
-
 def _ruler_words(cells: Cells) -> str:
     means = {one.label: cells.mean(one, _ruler, "ruler") for one in models().values()}
-    return ", ".join(f"{label} {_percent(mean)}" for label, mean in means.items() if mean) or "missing"
+    return ", ".join(f"{label} {percent(mean)}" for label, mean in means.items() if mean) or "missing"
 
 
 def _ruler(summary: dict[str, Any]) -> float:
@@ -74,7 +70,7 @@ def _ruler_table(cells: Cells) -> Table:
     rows = []
     for variant in models().values():
         mean = cells.mean(variant, _ruler, "ruler")
-        rows.append((variant.label, _percent(mean), str(0 if mean is None else mean.count)))
+        rows.append((variant.label, percent(mean), str(0 if mean is None else mean.count)))
     return Table(
         "RULER, six tasks at 1,024 and 2,048 tokens",
         ("global layers", "accuracy", "seeds"),
@@ -90,7 +86,7 @@ def short_finding(cells: Cells) -> Finding:
     rows = []
     for variant in variants.values():
         mean = cells.mean(variant, _tasks, "harness")
-        rows.append((variant.label, _percent(mean), str(0 if mean is None else mean.count)))
+        rows.append((variant.label, percent(mean), str(0 if mean is None else mean.count)))
     asked = any("harness" in variant.measurements for variant in variants.values())
     missing = (
         cells.missing(variants, "harness") if asked else ["lm-evaluation-harness is not installed (the extra `eval`)"]
@@ -100,7 +96,7 @@ def short_finding(cells: Cells) -> Finding:
         "short-context",
         "Short-context tasks",
         "SDM's average over 15 tasks of reasoning and knowledge is above GDN's.",
-        "; ".join(f"{label} {accuracy}" for label, accuracy, _ in rows) if measured else "missing",
+        "; ".join(f"{label} {accuracy}" for label, accuracy, _ in rows) if measured else NOT_YET,
         "level 8: SDM 38.5%, GDN 37.9%, attention 38.0%; level 13: 56.8%, 55.7%, 56.7%",
         "unclear" if measured else "missing",
         why(missing),
