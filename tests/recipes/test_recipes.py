@@ -42,6 +42,13 @@ def test_ladder_recipes_are_the_paper_s(level: int) -> None:
     assert config.monitor.memory_tokens == 10 * 2**21
 
 
+@pytest.mark.parametrize("layer", ["sdm", "gdn"])
+def test_the_ladder_has_no_aids(layer: str) -> None:
+    model = recipe("ladder", level=1, global_layer=layer).model
+    assert not model.shift_keys
+    assert not model.tie_query_initialization
+
+
 def test_published_tasks_are_trained_as_published() -> None:
     mqar, mad, memorization = recipe("mqar"), recipe("mad-fuzzy-in-context-recall"), recipe("mad-memorization")
     assert mqar.data == MQARTaskConfig()
