@@ -10,9 +10,8 @@ import pytest
 import sdm
 from processes import stop
 from sdm.cli import main
-from sdm.experiments.jobs import JOB, Job, _description
-from sdm.files import write_json
-from sdm.run import Run
+from sdm.evaluation.recall import Recall
+from sdm.experiments.jobs import Job, _describe
 from tiny_models import tiny_model
 from training.runs import recall_run
 
@@ -101,11 +100,12 @@ def test_training_a_tokenizer(tmp_path: Path) -> None:
 
 def test_evaluating(tmp_path: Path) -> None:
     mark, run = tmp_path / "begun", tmp_path / "run"
-    Run(run).mark()
-    write_json(run / JOB, _description(Job("run", recall_run(), "recall")))
+    _describe(Job("run", recall_run(), {"recall": Recall()}), run)
     code = SLEEPING.format(mark=str(mark)) + (
-        "import sys\nimport sdm.evaluation.recall as recall\nfrom sdm.experiments.jobs import main\n"
-        "recall.ask = sleep\nmain(Path(sys.argv[1]))"
+        "import sys\nimport sdm.evaluation.recall as recall\n"
+        "from sdm.ending import CONTINUES, ending_with_one_message\n"
+        "from sdm.experiments.worker import run_job\nrecall.ask = sleep\n"
+        "with ending_with_one_message(CONTINUES):\n    run_job(Path(sys.argv[1]))"
     )
     _, said = stop(["-c", code, str(run)], signal.SIGINT, mark.exists)
     assert said.splitlines()[-1] == "stopped: SIGINT; the same command continues"
