@@ -1,7 +1,7 @@
 """What each process of `ranks.py` does. torchrun starts it:
 
     torchrun --nproc-per-node N benchmarks/_rank_jobs.py peaks FOLDER CASES
-    torchrun --nproc-per-node N benchmarks/_rank_jobs.py speed FOLDER TURNS STEPS
+    torchrun --nproc-per-node N benchmarks/_rank_jobs.py speed FOLDER N[-kept] TURNS STEPS
 
 The first rank prints JSON, a line for each case or turn.
 """
@@ -113,11 +113,12 @@ def _status(key: str) -> int:
     return 1024 * next(int(line.split()[1]) for line in lines if line.startswith(key))
 
 
-def speed(folder: Path, turns: int, steps: int) -> None:
+def speed(folder: Path, kind: str, turns: int, steps: int) -> None:
     """Steps of tiny-code with one thread, in turns: each begins when there is a file of its number."""
     config = recipe("tiny-code")
-    config = replace(config, compute=replace(config.compute, threads=1, device="cpu"), monitor=QUIET)
-    name = f"speed-{os.environ.get('WORLD_SIZE', '1')}"
+    mesh = MeshConfig(keep_weights=kind.endswith("kept"))
+    config = replace(config, compute=replace(config.compute, threads=1, device="cpu", mesh=mesh), monitor=QUIET)
+    name = f"speed-{kind}"
     trainer = Trainer(config, folder / name)
     trainer.train_step()
     for turn in range(turns):
@@ -140,5 +141,5 @@ if __name__ == "__main__":
     if action == "peaks":
         peaks(Path(place), [Case(**case) for case in json.loads(rest[0])])
     else:
-        speed(Path(place), *map(int, rest))
+        speed(Path(place), rest[0], *map(int, rest[1:]))
     leave()

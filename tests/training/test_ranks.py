@@ -126,6 +126,7 @@ def two(tmp_path_factory: pytest.TempPathFactory) -> Outcome:
         "tied": replace(tied, model=replace(tied.model, tie_word_embeddings=True)),
         "context": small(folder, "packed", mesh=MeshConfig(context=2)),
         "channel": small(folder, "recall", mesh=MeshConfig(channel=2)),
+        "kept": small(folder, "packed", accumulation=2, mesh=MeshConfig(keep_weights=True)),
     }
     begun = continued(folder / "begun", stream)
     faster = to_json(replace(tied, optim=OptimConfig(lr=0.5)))
@@ -145,7 +146,7 @@ def two(tmp_path_factory: pytest.TempPathFactory) -> Outcome:
     return Outcome(folder, 2, configs, others)
 
 
-@pytest.mark.parametrize("name", ["stream", "packed", "tied", "context", "channel"])
+@pytest.mark.parametrize("name", ["stream", "packed", "tied", "context", "channel", "kept"])
 def test_two_ranks_are_one(two: Outcome, name: str) -> None:
     two.compare(name, TOLERANCE)
 

@@ -29,6 +29,9 @@ class MeshConfig:
     """Ranks that share the tokens of a row."""
     channel: int = 1
     """Ranks that share the value channels of the memories."""
+    keep_weights: bool = False
+    """Keep the weights of a block from forward to backward instead of gathering them twice: faster, where there is
+    memory for all of them on every rank."""
 
     def __post_init__(self) -> None:
         for name, degree in (("data", self.data), ("context", self.context), ("channel", self.channel)):

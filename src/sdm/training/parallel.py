@@ -36,14 +36,20 @@ def start(config: TrainConfig) -> Parallel:
     """Meet the other processes of a run, unless its mesh cannot work: that is known before."""
     mesh = resolve(config, world_size())
     device = _device(config.compute.device)
-    return Parallel(mesh, join(device), device)
+    return Parallel(mesh, join(device), device, config.compute.mesh.keep_weights)
 
 
 class Parallel:
     """The ranks of a run."""
 
-    def __init__(self, mesh: Mesh = ONE, ranks: Ranks = ALONE, device: torch.device | None = None) -> None:
-        self.mesh, self.ranks = mesh, ranks
+    def __init__(
+        self,
+        mesh: Mesh = ONE,
+        ranks: Ranks = ALONE,
+        device: torch.device | None = None,
+        keep_weights: bool = False,
+    ) -> None:
+        self.mesh, self.ranks, self._keep_weights = mesh, ranks, keep_weights
         self.device = device or torch.device("cpu")
         self.device_mesh: DeviceMesh | None = None
         self.cuts: dict[str, Cut] = {}  # the parameters of which this rank has some channels
@@ -96,7 +102,12 @@ class Parallel:
         if self.mesh.context > 1:
             split_time(model, self.device_mesh["context"].get_group())
         for module in (*model.model.layers, model):
-            fully_shard(module, mesh=mesh, shard_placement_fn=lambda x: Shard(share_dim(x.shape, mesh.size())))
+            fully_shard(
+                module,
+                mesh=mesh,
+                reshard_after_forward=False if self._keep_weights else None,  # None: all but the root
+                shard_placement_fn=lambda x: Shard(share_dim(x.shape, mesh.size())),
+            )
             assert isinstance(module, FSDPModule)
             # The loss is divided by the targets of the whole batch: gradients are added up, and not averaged.
             module.set_force_sum_reduction_for_comms(True)

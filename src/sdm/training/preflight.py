@@ -51,8 +51,10 @@ def estimate(
     here = 1 if device.type == "cuda" else int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
     tokens = data.batch_size * length * config.schedule.steps
     split = mesh.context * mesh.channel
+    parameters = costs.parameters + costs.initial_state_parameters / mesh.channel
+    gathered = 4 * parameters if config.compute.mesh.keep_weights and mesh.shards > 1 else 0
     return Estimate(
-        weights=16 * (costs.parameters + costs.initial_state_parameters / mesh.channel) / mesh.shards,
+        weights=16 * parameters / mesh.shards + gathered,
         activations=_activations(config, model, rows, math.ceil(length / mesh.context), split),
         tokens=tokens,
         flops=float(tokens) * costs.training_flops_per_token(length),

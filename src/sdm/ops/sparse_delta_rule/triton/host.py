@@ -138,13 +138,13 @@ def prepare(problem: Problem, layout: Layout) -> Links:
     return links
 
 
-def forward(problem: Problem, table_dtype: torch.dtype | None = None) -> tuple[Tensor, Tensor, Tensor]:
+def forward(problem: Problem) -> tuple[Tensor, Tensor, Tensor]:
     """Output, table after the last token, residual."""
     from sdm.ops.sparse_delta_rule.triton.forward import forward_kernel
 
     problem = problem.prepared()
     tokens, layout, dtype = problem.tokens, problem.layout(FORWARD), problem.dtype
-    table = problem.table(problem.initial_state, table_dtype or dtype)
+    table = problem.table(problem.initial_state, dtype)
     y, residual = torch.empty_like(tokens.value), torch.empty_like(tokens.value, dtype=dtype)
     if y.numel() == 0:
         return y, table, residual
