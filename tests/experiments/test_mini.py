@@ -13,12 +13,24 @@ from rich.console import Console
 from sdm.errors import UserError
 from sdm.evaluation.intervals import weighted_mean
 from sdm.evaluation.speed import Speed
+from sdm.experiments.jobs import describe
 from sdm.experiments.mini import costs, reproduce
-from sdm.experiments.mini.cells import SLOTS, Experiment, Variant, experiments, jobs_of, ladder_variant, rounds
+from sdm.experiments.mini.cells import (
+    RECALL_RATES,
+    SLOTS,
+    Experiment,
+    Variant,
+    experiments,
+    jobs_of,
+    ladder_variant,
+    rounds,
+)
 from sdm.experiments.mini.page import mini_page
+from sdm.experiments.mini.recall import recall_finding
 from sdm.experiments.mini.reproduce import reproduce_mini
 from sdm.experiments.mini.results import Cells, above_zero, below_zero, late, shown
 from sdm.experiments.mini.showing import verdict
+from sdm.files import write_json
 from sdm.models import cost
 from sdm.ops.triton.availability import missing_because, version
 from sdm.recipes.mini import TOKENS_PER_PARAMETER, VOCABULARY, WIDTHS, mini, tokens
@@ -142,7 +154,7 @@ def test_a_page_of_some_runs(tmp_path: Path) -> None:
     findings = {finding.key: finding for finding in page.findings}
     assert "sdm-5: 2 of 3 seeds" in findings["position"].why
     assert findings["memory-size"].verdict in ("differs", "unclear")
-    assert findings["writes-and-reads"].verdict == findings["retrieval"].verdict == "missing"
+    assert findings["writes-and-reads"].verdict == findings["recall"].verdict == "missing"
     assert findings["utilisation"].illustrations
     assert findings["speed"].tables
     assert findings["speed"].verdict == "missing", "there is no attention to compare with"
@@ -178,6 +190,35 @@ def test_an_empty_folder_gives_a_page_of_what_is_missing(tmp_path: Path) -> None
     with pytest.raises(UserError, match="--output"):
         reproduce_mini(tmp_path / "none", 2, QUIET, experiments(), report_only=True)
     assert {*SLOTS} == {*experiments()["memory size"]}
+
+
+def test_recall_is_shown_at_each_models_best_rate(tmp_path: Path) -> None:
+    """Which is chosen by validation loss, not by the accuracy that is shown."""
+    recalls = experiments()["recall"]
+    states = {"SDM, N = 64": 8192, "SDM, N = 256": 32768, "SDM, N = 1,024": 131072}
+    states |= {"GDN, 4x16": 2048, "GDN, 2x32": 4096, "GDN, 1x64": 8192, "full attention": 262144}
+    best = {"SDM, N = 1,024": 0.99, "GDN, 1x64": 0.8, "SDM, N = 64": 0.5}
+    for (kind, form, lr), variant in recalls.items():
+        chosen = lr == (6e-3 if form == "SDM, N = 64" else RECALL_RATES[kind][1])
+        facts = {"state_elements": states[form], "flops_per_token": 100, "valid_loss": 0.1 if chosen else 0.2}
+        for seed, job in enumerate(variant.jobs()):
+            accuracy = best.get(form, 0.3) + seed / 1000 if chosen else 1.0  # the luckier rate is not taken
+            summary = {"accuracy": {"256": accuracy, "512": accuracy - 0.25}}
+            measured = {"recall": {"measurement": describe(job.measurements["recall"]), "summary": summary}}
+            (tmp_path / job.name).mkdir()
+            write_json(tmp_path / job.name / "evaluation.json", {"facts": facts, "measured": measured})
+    finding = recall_finding(Cells(tmp_path), recalls)
+    assert finding.verdict == "agrees"
+    assert finding.found == (
+        "at 256 pairs: SDM, N = 1,024 99.1 ± 0.2%; GDN, 1x64 80.1 ± 0.2%; full attention 30.1 ± 0.2%; "
+        "with an equal state of 8,192 numbers: SDM, N = 64 50.1 ± 0.2%, GDN, 1x64 80.1 ± 0.2%"
+    )
+    rows = {row[0]: row for row in finding.tables[0].rows}
+    assert list(rows) == sorted(states, key=lambda form: (states[form], not form.startswith("SDM")))
+    assert rows["SDM, N = 64"][4] == "0.006 (edge)"
+    assert rows["GDN, 1x64"][4:] == ("0.003", "80.1 ± 0.2%", "55.1 ± 0.2%")
+    assert rows["full attention"][1] == "262,144 (grows)"
+    assert [one.name for one in finding.illustrations] == ["recall-state", "recall-pairs"]
 
 
 @pytest.mark.slow

@@ -22,7 +22,7 @@ class Crossover:
     steps: tuple[int, ...] = (512, 1024, 2048, 4096)
     """Lengths of the runs, in steps of 2,048 tokens."""
     seeds: int = 3
-    """Of the short runs at the smallest width; the others have one."""
+    """At the smallest width; the others have one."""
     ablations: bool = True
     """Also train every variant, to 512 steps at the smallest width."""
     report_only: bool = False

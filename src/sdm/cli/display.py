@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-WIDTH = 80  # at least: in a narrower terminal wrapped lines keep the numbers that would be cut off
+WIDTH = 80  # at least: a narrower terminal breaks lines itself
 
 
 def console() -> Any:
@@ -16,12 +16,7 @@ def console() -> Any:
 
 
 def show(*parts: Any) -> None:
-    """Print tables and lines. A table that is wider than the terminal keeps its numbers whole."""
-    from rich.measure import Measurement
-    from rich.table import Table
+    """Print tables and lines. A table that is wider than the terminal is printed in parts."""
+    from sdm.analysis.terminal import print_fitting
 
-    out = console()
-    for part in parts:
-        if isinstance(part, Table) and any(column.no_wrap for column in part.columns):
-            out.width = max(out.width, Measurement.get(out, out.options.update(width=1000), part).maximum)
-    out.print(*parts)
+    print_fitting(console(), *parts)

@@ -8,10 +8,10 @@ from pathlib import Path
 from typing import Any
 
 from rich.console import Console
-from rich.measure import Measurement
 
 from sdm.analysis.pages import Finding, Page, write_page
 from sdm.analysis.report import rich_table
+from sdm.analysis.terminal import print_fitting
 from sdm.errors import UserError
 from sdm.experiments.jobs import Outcome
 from sdm.files import write_json
@@ -57,10 +57,7 @@ def conclude(page: Page, outcomes: Mapping[str, Outcome], folder: Path, console:
 
 def _print(finding: Finding, console: Console, said: set[str]) -> None:
     """Tables, and what is to be known of them that was not `said` before."""
-    for table in map(rich_table, finding.tables):
-        # Wrapped by the terminal, a table that is too wide for it keeps its numbers whole.
-        console.width = max(console.width, Measurement.get(console, console.options.update(width=1000), table).maximum)
-        console.print(table)
+    print_fitting(console, *map(rich_table, finding.tables))
 
     def say(text: str) -> None:
         console.print(text, markup=False, highlight=False)

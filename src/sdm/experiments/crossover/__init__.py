@@ -12,6 +12,7 @@ from pathlib import Path
 from rich.console import Console
 
 from sdm.analysis.report import rich_table
+from sdm.analysis.terminal import print_fitting
 from sdm.errors import UserError
 from sdm.experiments.crossover.cells import Cell, cells
 from sdm.experiments.crossover.compare import Documents
@@ -42,7 +43,8 @@ def reproduce_crossover(
             outcomes = run_jobs(jobs, output, processes, progress)
     measured = read(wanted, outcomes)
     if measured:
-        console.print(rich_table(ablation_table(measured)), rich_table(curve_table(measured)))
+        variants = ablation_table(measured, read(wanted, outcomes, "valid"))
+        print_fitting(console, rich_table(variants), rich_table(curve_table(measured)))
         for path in write(measured, output):
             console.print(str(path), markup=False, highlight=False, soft_wrap=True)
     console.print(f"{len(measured)} of {len(wanted)} runs are measured", highlight=False)

@@ -25,6 +25,8 @@ class Variant:
     layer: str
     fields: dict[str, Any] = field(default_factory=dict)
     """Of the model."""
+    optim: dict[str, Any] = field(default_factory=dict)
+    """Of the optimizer."""
     curve: bool = False
     """Whether it is also trained longer and wider."""
 
@@ -36,6 +38,9 @@ VARIANTS = {
     "gdn": Variant("GDN, plain", "gdn", curve=True),
     "sdm-keys": Variant("SDM, keys start at the token before, W_q = W_k", "sdm", _AT_THE_TOKEN_BEFORE, curve=True),
     "gdn-keys": Variant("GDN, keys start at the token before, W_q = W_k", "gdn", _AT_THE_TOKEN_BEFORE),
+    "gdn-keys-alone": Variant(
+        "GDN, the same keys instead of its convolutions", "gdn", {**_AT_THE_TOKEN_BEFORE, "short_convolution": 0}
+    ),
     "gdn-no-convolution": Variant("GDN without its convolutions", "gdn", {"short_convolution": 0}),
     "sdm-tied": Variant("SDM, W_q = W_k", "sdm", {"tie_query_initialization": True}),
     "sdm-null": Variant("SDM, M0 null", "sdm", {"learned_initial_state": False}),
@@ -45,6 +50,11 @@ VARIANTS = {
     "sdm-batch-norm": Variant("SDM, read scores batch-normalised", "sdm", {"query_batch_norm": True}),
     "sdm-l2": Variant("SDM, weights of norm 1 instead of softmax", "sdm", {"memory_weighting": "l2"}),
     "sdm-silu": Variant("SDM, SiLU as output gate", "sdm", {"memory_output_gate": "silu"}),
+    "sdm-slow": Variant("SDM, learning rate 2.5e-3", "sdm", optim={"lr": 2.5e-3}),
+    "sdm-fast": Variant("SDM, learning rate 1e-2", "sdm", optim={"lr": 1e-2}),
+    "gdn-fast": Variant("GDN, learning rate 1e-2", "gdn", optim={"lr": 1e-2}),
+    "gdn-faster": Variant("GDN, learning rate 2e-2", "gdn", optim={"lr": 2e-2}),
+    "sdm-fast-state": Variant("SDM, M0 at a learning rate of 5e-2", "sdm", optim={"initial_state_lr": 5e-2}),
 }
 BASELINE, RIVAL = "sdm", "gdn"
 
@@ -69,7 +79,7 @@ class Cell:
     def config(self) -> TrainConfig:
         variant = VARIANTS[self.variant]
         plain = plain_code(variant.layer, self.width, steps=self.steps, seed=self.seed)
-        return replace(plain, model=replace(plain.model, **variant.fields))
+        return replace(plain, model=replace(plain.model, **variant.fields), optim=replace(plain.optim, **variant.optim))
 
     def job(self) -> Job:
         config = self.config()
@@ -77,15 +87,15 @@ class Cell:
 
 
 def cells(widths: Sequence[int], steps: Sequence[int], seeds: int, ablations: bool) -> list[Cell]:
-    """The curves: up to SHORT steps at the smallest width with all seeds, and one seed beyond. The ablations: every
-    variant at SHORT steps and the smallest width, all seeds."""
+    """The curves: all seeds at the smallest width, and one at the others. The ablations: every variant at SHORT steps
+    and the smallest width, all seeds."""
     smallest = min(widths)
     found = [
         Cell(name, width, count, seed)
         for name, variant in VARIANTS.items()
         for width in widths
         for count in steps
-        for seed in range(seeds if width == smallest and count <= SHORT else 1)
+        for seed in range(seeds if width == smallest else 1)
         if variant.curve
     ]
     if ablations:

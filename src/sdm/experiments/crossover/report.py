@@ -13,11 +13,13 @@ from sdm.experiments.crossover.compare import LATE, WHOLE, Difference, Measured,
 from sdm.files import new_file
 from sdm.recipes.plain_code import LENGTH
 
+LATER = f"from {LENGTH // 2:,} on"  # in a document
 CAPTION = "Paired on the same documents: mean and 95% interval over documents of the mean over seeds."
 
 
-def ablation_table(measured: Measured) -> Table:
-    """Every variant at SHORT steps and the smallest width, beside plain SDM and plain GDN."""
+def ablation_table(measured: Measured, chosen_on: Measured) -> Table:
+    """Every variant at SHORT steps and the smallest width, beside plain SDM and plain GDN; and what it has on the
+    documents that choices are made on."""
     width, rows = min(cell.width for cell in measured), []
     for name, variant in VARIANTS.items():
         whole, late = (nats(measured, name, width, SHORT, part) for part in (WHOLE, LATE))
@@ -27,8 +29,19 @@ def ablation_table(measured: Measured) -> Table:
         against = [difference(measured, name, other, width, SHORT, WHOLE) for other in (BASELINE, RIVAL)]
         shown = ["-" if other == name else _shown(one) for other, one in zip((BASELINE, RIVAL), against, strict=True)]
         each = "-" if name == RIVAL else _seeds(against[1])
-        rows.append((variant.title, str(seeds), f"{whole.value:.3f}", f"{late.value:.3f}", *shown, each))
-    columns = ("variant", "seeds", "nats", f"from {LENGTH // 2:,} on", "to plain SDM", "to plain GDN", "each seed")
+        valid = nats(chosen_on, name, width, SHORT, WHOLE)
+        numbers = ("-" if one is None else f"{one.value:.3f}" for one in (valid, whole, late))
+        rows.append((variant.title, str(seeds), *numbers, *shown, each))
+    columns = (
+        "variant",
+        "seeds",
+        "valid",
+        "nats",
+        f"from {LENGTH // 2:,} on",
+        "to plain SDM",
+        "to plain GDN",
+        "each seed",
+    )
     return Table(f"d = {width}, {SHORT * LENGTH / 1e6:.2f}M tokens", columns, rows, CAPTION)
 
 
@@ -43,7 +56,7 @@ def curve_table(measured: Measured) -> Table:
             if whole is not None:
                 place = (f"{width}", f"{steps * LENGTH / 1e6:.2f}M", f"{whole.value:.3f}")
                 rows.append((VARIANTS[name].title, *place, _shown(one), _seeds(one), _shown(late)))
-    columns = ("variant", "d", "tokens", "nats", "to plain GDN", "each seed", f"from {LENGTH // 2:,} on")
+    columns = ("variant", "d", "tokens", "nats", "to plain GDN", "each seed", LATER)
     return Table("Along tokens and width", columns, rows, CAPTION)
 
 

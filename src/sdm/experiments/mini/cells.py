@@ -20,9 +20,10 @@ from sdm.evaluation.recall import Recall
 from sdm.evaluation.ruler.measurement import Ruler
 from sdm.evaluation.ruler.tasks import SIX
 from sdm.experiments.jobs import Job
+from sdm.experiments.quick.jobs import GDN_RATES, KEY_DIMS, layout, recall_config
+from sdm.experiments.quick.jobs import SLOTS as RECALL_SLOTS
 from sdm.experiments.work import work_of
 from sdm.recipes.mini import RATES, WIDTHS, Architecture, mini
-from sdm.recipes.recall import recall
 from sdm.training import TrainConfig
 
 SEEDS = 3
@@ -32,7 +33,13 @@ TOP = max(WIDTHS)  # the level of most experiments
 SMALL = 3  # the level of those with many cells
 SLOTS = (64, 256, 1024, 4096)
 SWEPT = (2.5e-3, 5e-3, 1e-2, 2e-2)
-RECALL_PAIRS = 128
+# Of recall: the forms of each architecture at equal parameters, and the learning rates of every form.
+RECALL_FORMS: Mapping[str, Mapping[str, dict[str, int]]] = {
+    "sdm": {f"SDM, N = {slots:,}": {"num_slots": slots} for slots in RECALL_SLOTS},
+    "gdn": {f"GDN, {layout(key_dim)}": {"key_dim": key_dim} for key_dim in KEY_DIMS},
+    "full_attention": {LABELS["full_attention"]: {}},
+}
+RECALL_RATES = {"sdm": GDN_RATES, "gdn": GDN_RATES, "full_attention": (7.5e-4, 1.5e-3, 3e-3)}
 
 Measurements = Mapping[str, Measurement]
 POSITION: Measurements = {"position": Position(gain=False)}
@@ -96,7 +103,12 @@ def experiments() -> dict[str, Experiment]:
             (writes, reads): grid_variant(writes, reads)
             for writes, reads in itertools.product(_shares(1, 2), _shares(1, 2, 4))
         },
-        "recall": {kind: recall_variant(kind) for kind in ("sdm", "gdn", "full_attention")},
+        "recall": {
+            (kind, form, lr): recall_variant(kind, form, lr)
+            for kind, forms in RECALL_FORMS.items()
+            for form in forms
+            for lr in RECALL_RATES[kind]
+        },
         "learning rates": {(kind, lr): rate_variant(kind, lr) for kind in ARCHITECTURES for lr in SWEPT},
     }
 
@@ -159,15 +171,11 @@ def rate_variant(architecture: Architecture, lr: float) -> Variant:
     return replace(variant, seeds=1)
 
 
-def recall_variant(architecture: Architecture) -> Variant:
-    """Of associative recall, which models of text this small cannot be asked for."""
-    fields = {"num_attention_heads": 1, "recurrent_key_dim": 64} if architecture == "gdn" else {}
-
-    def config(seed: int) -> TrainConfig:
-        one = recall(architecture, steps=400, num_pairs=RECALL_PAIRS, seed=seed)
-        return replace(one, model=replace(one.model, **fields)) if fields else one
-
-    return Variant(f"recall-{architecture}", LABELS[architecture], config, {"recall": Recall()})
+def recall_variant(kind: str, form: str, lr: float) -> Variant:
+    """Of associative recall, which models of text this small cannot be asked for; steps and rows are `quick`'s."""
+    fields = RECALL_FORMS[kind][form]
+    key = "-".join(("recall", kind, *map(str, fields.values()), f"lr{lr:g}"))
+    return Variant(key, form, lambda seed: recall_config(kind, lr=lr, seed=seed, **fields), {"recall": Recall()})
 
 
 def _variant(

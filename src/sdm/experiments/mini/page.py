@@ -15,6 +15,7 @@ from sdm.experiments.mini.cells import SEEDS, Experiment, jobs_of
 from sdm.experiments.mini.costs import snapshot_finding, speed_finding
 from sdm.experiments.mini.ladder import ladder_finding
 from sdm.experiments.mini.language import initial_finding, mixed_finding, position_finding, size_finding
+from sdm.experiments.mini.recall import recall_finding
 from sdm.experiments.mini.results import Cells
 from sdm.experiments.mini.tasks import retrieval_finding, short_finding
 from sdm.recipes.mini import DEVIATIONS, PLAIN
@@ -26,7 +27,8 @@ def mini_page(cells: Cells, experiments: Mapping[str, Experiment]) -> Page:
         "Scaling": lambda: ladder_finding(cells, experiments["ladder"]),
         "More context, lower loss": lambda: position_finding(cells),
         "Memory size": lambda: size_finding(cells, experiments["memory size"]),
-        "Retrieval": lambda: retrieval_finding(cells, experiments["recall"]),
+        "Recall and the size of the state": lambda: recall_finding(cells, experiments["recall"]),
+        "Retrieval in text": lambda: retrieval_finding(cells),
         "A learned initial state": lambda: initial_finding(cells, experiments["initial state"]),
         "A mixed hybrid": lambda: mixed_finding(cells),
         "The aids, and the plain recipe": lambda: aids_finding(cells, experiments["aids"], experiments["plain"]),

@@ -1,63 +1,43 @@
-"""Findings about tasks: RULER in short contexts beside recall of pairs, and the short-context tasks."""
+"""Findings about tasks: RULER in short contexts, and the short-context tasks."""
 
 from __future__ import annotations
 
 from typing import Any
 
-from sdm.analysis.pages import Finding, Illustration
-from sdm.analysis.plots import recall_figure
+from sdm.analysis.pages import Finding
 from sdm.evaluation.report import Table
-from sdm.experiments.mini.cells import RECALL_PAIRS, Experiment
 from sdm.experiments.mini.language import models
 from sdm.experiments.mini.results import Cells, percent
-from sdm.experiments.mini.showing import BANDS, NOT_YET, illustration, point, verdict, why
-from sdm.recipes import recall
+from sdm.experiments.mini.showing import NOT_YET, why
 from sdm.recipes.mini import DEVIATIONS
 
 
-def retrieval_finding(cells: Cells, recalls: Experiment) -> Finding:
-    """Recall of pairs, which models of this size can learn; and RULER, which they cannot."""
-    pairs = {name: cells.mean(one, _accuracy(RECALL_PAIRS), "recall") for name, one in recalls.items()}
-    curves = {}
-    for variant in recalls.values():
-        summaries = cells.summaries(variant, "recall")
-        if summaries:
-            means = {int(k): cells.mean(variant, _accuracy(int(k)), "recall") for k in summaries[0]["accuracy"]}
-            curves[variant.label] = [point(k, mean) for k, mean in means.items() if mean is not None]
-    figures: tuple[Illustration, ...] = ()
-    if curves:
-        figure = recall_figure(curves, RECALL_PAIRS)
-        caption = f"Accuracy of recall against the number of pairs. {BANDS}"
-        figures = (illustration("recall", caption, figure, curves, "pairs K", "accuracy"),)
-    missing = [*cells.missing(recalls, "recall"), *(f"RULER of {one}" for one in cells.missing(models(), "ruler"))]
-    sdm, gdn = pairs["sdm"], pairs["gdn"]
-    known = sdm is not None and gdn is not None
+def retrieval_finding(cells: Cells) -> Finding:
+    """RULER, which models of this size cannot answer."""
+    missing = cells.missing(models(), "ruler")
+    found = _ruler_words(cells)
     return Finding(
         "retrieval",
-        "Retrieval",
+        "Retrieval in text",
         "A larger memory retrieves more: SDM is far above GDN on RULER.",
-        f"recall of {RECALL_PAIRS} pairs: SDM {percent(sdm)}, GDN {percent(gdn)}, attention "
-        f"{percent(pairs['full_attention'])}; RULER: {_ruler_words(cells)}",
+        found or NOT_YET,
         "RULER at level 8, 4k to 131k: SDM 31.2%, GDN 20.0%, attention 32.5%",
-        verdict([sdm.value > gdn.value] if known and sdm and gdn else [], missing),
+        "unclear" if found else "missing",
         why(missing),
-        figures,
+        (),
         (_ruler_table(cells),),
-        (*recall.DEVIATIONS, "GDN of recall has one head of key width 64, its best form at these parameters"),
+        DEVIATIONS,
         (
             "RULER's prompts are English. The models of code have seen a vocabulary of 1,024 and a million tokens: "
-            "that they answer next to nothing says nothing about their memories, so recall of pairs stands beside it.",
+            "that they answer next to nothing says nothing about their memories. What memories of this size retrieve "
+            "is shown by the recall of pairs.",
         ),
     )
 
 
-def _accuracy(pairs: int) -> Any:
-    return lambda summary: summary["accuracy"][str(pairs)]
-
-
 def _ruler_words(cells: Cells) -> str:
     means = {one.label: cells.mean(one, _ruler, "ruler") for one in models().values()}
-    return ", ".join(f"{label} {percent(mean)}" for label, mean in means.items() if mean) or "missing"
+    return ", ".join(f"{label} {percent(mean)}" for label, mean in means.items() if mean)
 
 
 def _ruler(summary: dict[str, Any]) -> float:

@@ -12,17 +12,13 @@ from sdm.evaluation.intervals import weighted_mean
 from sdm.evaluation.report import Point, Table
 from sdm.experiments.jobs import Outcome
 from sdm.experiments.quick.jobs import (
-    ATTENTION_ROWS,
-    ATTENTION_STEPS,
     GDN_RATE,
     GDN_RATES,
-    GDN_STEPS,
     KEY_DIMS,
+    RECALL,
     RECALL_ATTENTION,
-    ROWS,
     SEEDS,
     SLOTS,
-    STEPS,
     TRAINED_PAIRS,
     layout,
     recall_gdn,
@@ -180,10 +176,11 @@ def _accuracy_table(models: Sequence[Model]) -> Table:
         )
         for one in models
     ]
-    caption = (
-        f"Means over the seeds. Trained to K = {TRAINED_PAIRS} in {STEPS} steps of {ROWS} rows, GDN in {GDN_STEPS}, "
-        f"attention in {ATTENTION_STEPS} of {ATTENTION_ROWS}. GDN, HxK: H heads of key width K."
+    names = {"sdm": "SDM", "gdn": "GDN", "full_attention": "attention"}
+    trained = ", ".join(
+        f"{names[kind]} {one['steps']} steps of {one['batch_size']} rows" for kind, one in RECALL.items()
     )
+    caption = f"Means over the seeds. Trained to K = {TRAINED_PAIRS}: {trained}. GDN, HxK: H heads of key width K."
     return Table(
         "Recall: accuracy (%) by the number of pairs K",
         ("model", *(f"K={k}" for k in pairs), "lr", "seeds"),
