@@ -40,6 +40,7 @@ class Case:
     model: dict[str, Any]
     length: int
     checkpointing: str = "none"
+    keep_weights: bool = False
 
     @property
     def rows(self) -> int:
@@ -63,7 +64,7 @@ class Case:
             schedule=ScheduleConfig(steps=100, warmup=1),
             compute=ComputeConfig(
                 checkpointing=self.checkpointing,  # type: ignore[arg-type]
-                mesh=MeshConfig(*self.mesh),
+                mesh=MeshConfig(*self.mesh, keep_weights=self.keep_weights),
                 threads=1,
                 device="cpu",
             ),

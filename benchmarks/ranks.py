@@ -38,7 +38,8 @@ TURNS, STEPS = 9, 1
 
 
 def cases(ranks: int) -> list[Case]:
-    """Steps that are mostly activations, with and without checkpointing, and one that is mostly weights and M0."""
+    """Steps that are mostly activations, with and without checkpointing, and such as are mostly weights and M0, with
+    weights that are gathered twice or kept."""
     return [
         case
         for mesh in MESHES[ranks]
@@ -46,6 +47,7 @@ def cases(ranks: int) -> list[Case]:
             Case("long", mesh, LONG, 3072),
             Case("checkpointed", mesh, LONG, 3072, "block"),
             Case("wide", mesh, WIDE, 256),
+            Case("kept", mesh, WIDE, 256, keep_weights=True),
         )
     ]
 
@@ -54,7 +56,15 @@ def planned(case: Case) -> float:
     """Bytes of a rank by the plan, for the core for CPUs with one thread."""
     model = ModelConfig(**case.model).build(VOCABULARY)
     work = Workload(
-        model, Mesh(*case.mesh), case.length, case.rows, 1, "float32", case.checkpointing, channels_at_once=64
+        model,
+        Mesh(*case.mesh),
+        case.length,
+        case.rows,
+        1,
+        "float32",
+        case.checkpointing,
+        case.keep_weights,
+        channels_at_once=64,
     )
     return memory(work, rehearse(work)).total
 

@@ -106,6 +106,22 @@ def test_pieces_are_gathered_for_each_and_exchanged_once() -> None:
     assert 4 * whole <= one["reduce_scatter"] < 4.1 * whole  # shares that are too short are filled up
 
 
+def test_kept_weights_are_gathered_once() -> None:
+    work = Workload(tiny_config("sdm"), Mesh(data=2), 16, 4, 2, "float32", "none")
+    kept, blocks = replace(work, keep_weights=True), rehearse(work)
+    twice, once = (traffic(one, blocks)["data"] for one in (work, kept))
+    inner = 4 * sum(blocks[kind].share for kind in work.model.layer_types)
+    assert twice["all_gather"] - once["all_gather"] == inner
+    assert twice["reduce_scatter"] == once["reduce_scatter"]
+    # They are all there when the first gradients are.
+    whole = cost(work.model).parameters + cost(work.model).initial_state_parameters
+    less, more = (make_plan(one, H100).memory for one in (work, kept))
+    assert less.weights + less.initial_states < more.weights + more.initial_states
+    assert more.weights + more.initial_states == pytest.approx(4 * 1.5 * whole, rel=0.01)  # and a share of a half
+    alone = replace(work, mesh=Mesh())
+    assert make_plan(alone, H100).memory == make_plan(replace(alone, keep_weights=True), H100).memory
+
+
 def test_more_ranks_need_less_of_each() -> None:
     work = Workload(ladder(8), Mesh(data=8), 8192, 64, 1)
     fewer, more = make_plan(work, H100), make_plan(replace(work, mesh=Mesh(data=64)), H100)

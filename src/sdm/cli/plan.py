@@ -32,6 +32,8 @@ class Plan(Command):
     """Of matrix products and activations."""
     checkpointing: Literal["block", "none"] = "block"
     """What backward computes again."""
+    keep_weights: bool = False
+    """Keep the weights of a block from forward to backward, as `compute.mesh.keep_weights` does."""
     shown: int = 8
     """Meshes to show of those that fit, fastest first, and as many of those that do not."""
 
@@ -57,5 +59,6 @@ class Plan(Command):
             self.rows,
             self.precision,
             self.checkpointing,
+            self.keep_weights,
         )
         show(*plan_tables(made, self.shown))

@@ -24,6 +24,7 @@ def plans(
     rows: int,
     precision: str,
     checkpointing: str,
+    keep_weights: bool = False,
 ) -> list[Plan]:
     """One for every mesh that can work, with channels split within one machine at most."""
     if level not in LEVELS:
@@ -45,6 +46,8 @@ def plans(
         )
     model = config.model.build(config.model.vocab_size or 0)
     return [
-        make_plan(Workload(model, mesh, sequence_length, batch_size, rows, precision, checkpointing), device)
+        make_plan(
+            Workload(model, mesh, sequence_length, batch_size, rows, precision, checkpointing, keep_weights), device
+        )
         for mesh in meshes
     ]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, fields, replace
 
 from sdm.models import cost
@@ -69,26 +69,32 @@ def _moments(work: Workload, blocks: dict[str, Rehearsal]) -> Iterator[Memory]:
 
     kept = [inputs if work.checkpointing == "block" else one.saved for one in stack]
     logits = 3 * FLOAT * min(model.loss_chunk_size or work.tokens, work.tokens) * model.vocab_size
-    yield moment(sum(kept) + 3 * inputs + logits, head, stack[-1].weights, stack[-1].initial_state)
     table, rows = _tables(work)
+    whole = work.keep_weights and shards > 1  # blocks that backward has not reached are there whole
+    there = stack if whole else stack[-1:]
+    yield moment(sum(kept) + 3 * inputs + logits, head, *_gathered(there))
     for place in reversed(range(len(stack))):
         block, later = stack[place], stack[place + 1 :]
-        # One is fetched while the one after it is at work; what that one said of its weights is on the wire.
-        fetched = stack[place - 1] if place and shards > 1 else None
         gradients: float = head + sum(one.weights + one.initial_state for one in later)
         if shards > 1:  # the head's are exchanged at the end, with those of the embeddings
             on_wire = later[0].weights + later[0].initial_state if later else 0
             gradients = head + (gradients - head) / shards + on_wire
-            # The weights come in one piece and are taken apart; tables that are cut by slots are put together besides.
-            yield moment(sum(kept[: place + 1]) + inputs, gradients, 2 * block.weights, 3 * block.initial_state)
-        gathered = block.weights + (fetched.weights if fetched else 0)
-        tables_gathered = block.initial_state + (fetched.initial_state if fetched else 0)
+            if not whole:
+                # The weights come in one piece and are taken apart; tables cut by slots are put together besides.
+                yield moment(sum(kept[: place + 1]) + inputs, gradients, 2 * block.weights, 3 * block.initial_state)
+        # One is fetched while the one after it is at work; what that one said of its weights is on the wire.
+        there = stack[: place + 1] if whole else stack[max(place - 1, 0) : place + 1] if shards > 1 else [block]
         below = sum(kept[:place]) + inputs
-        yield moment(below + block.busiest, gradients, gathered, tables_gathered)
+        yield moment(below + block.busiest, gradients, *_gathered(there))
         if block.in_recurrence:
-            yield moment(below + block.in_recurrence, gradients, gathered, tables_gathered, table, rows)
+            yield moment(below + block.in_recurrence, gradients, *_gathered(there), table, rows)
     first = stack[0].weights + stack[0].initial_state
     yield moment(inputs, root + inner + tables if shards == 1 else root + (inner + tables) / shards + first)
+
+
+def _gathered(blocks: Sequence[Rehearsal]) -> tuple[float, float]:
+    """Elements of weights and of initial states."""
+    return sum(block.weights for block in blocks), sum(block.initial_state for block in blocks)
 
 
 def _tables(work: Workload) -> tuple[float, float]:

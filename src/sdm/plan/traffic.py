@@ -24,8 +24,8 @@ def traffic(work: Workload, blocks: dict[str, Rehearsal]) -> Sent:
 
 
 def _of_shards(work: Workload, blocks: dict[str, Rehearsal]) -> dict[str, float]:
-    """FSDP gathers each block for forward and again for backward, the root once, piece by piece; gradients are
-    exchanged after the last piece."""
+    """FSDP gathers each block for forward and, unless it is kept, again for backward, the root once, piece by piece;
+    gradients are exchanged after the last piece."""
     shards = work.mesh.shards
     if shards == 1:
         return {}
@@ -35,7 +35,7 @@ def _of_shards(work: Workload, blocks: dict[str, Rehearsal]) -> dict[str, float]
     root = embedding * (1 if model.tie_word_embeddings else 2) + norm
     inner = sum(blocks[kind].share for kind in model.layer_types or [])
     return {
-        "all_gather": FLOAT * work.pieces * (2 * inner + root),
+        "all_gather": FLOAT * work.pieces * ((1 if work.keep_weights else 2) * inner + root),
         "reduce_scatter": FLOAT * shards * (inner + root),
     }
 

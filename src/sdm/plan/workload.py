@@ -27,6 +27,8 @@ class Workload:
     """Of matrix products and activations: "float32" or "bfloat16"."""
     checkpointing: str = "block"
     """"none" or "block": what backward computes again."""
+    keep_weights: bool = False
+    """Whether ranks keep the weights of a block from forward to backward (`compute.mesh.keep_weights`)."""
     saved_share: float = 0.07
     """Share of the written rows that backward cannot recover and keeps."""
     channels_at_once: int | None = None
