@@ -60,9 +60,20 @@ def test_intervals_of_one_run_a_level_are_students() -> None:
     margin = student_quantile(4) * error * math.sqrt(1 + 1 / 6 + (new - log_x.mean()) ** 2 / spread)
     prediction = law.predict(1e21)
     assert math.log(prediction.high / prediction.value) == pytest.approx(margin, rel=0.03)
+
     assert math.log(prediction.value / prediction.low) == pytest.approx(margin, rel=0.03)
     low, high = law.band([1e21])
     assert prediction.low < low[0] < prediction.value < high[0] < prediction.high
+
+
+def test_intervals_hardly_depend_on_the_bootstraps_seed() -> None:
+    """Four levels of three runs, as in the tiny ladder: few residuals, long tails."""
+    random = np.random.default_rng(5)
+    x = np.repeat(LEVELS[:4], 3)
+    y = losses(x) * np.exp(random.normal(0, 0.01, 12))
+    high = [fit_power_law(x, y, seed=seed).predict(1e19).high for seed in range(8)]
+    width = high[0] - fit_power_law(x, y).predict(1e19).low
+    assert max(high) - min(high) < 0.02 * width
 
 
 @pytest.mark.parametrize(

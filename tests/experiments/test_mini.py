@@ -132,6 +132,27 @@ def test_statistics() -> None:
     assert verdict([False, None], ["a seed"]) == "differs"
 
 
+@pytest.mark.parametrize(
+    ("sdm", "drawn"),
+    [
+        # SDM minus GDN, of which all are zero: by seed, then by document.
+        ({0: {"a": 1.0, "b": 3.0}, 1: {"a": 1.1, "b": 3.1}}, [1.05, 3.05]),  # documents differ more than seeds
+        ({0: {"a": 1.0, "b": 1.1}, 1: {"a": 3.0, "b": 3.1}}, [1.05, 3.05]),  # seeds differ more than documents
+        ({0: {"a": 1.0, "b": 3.0}}, [1.0, 3.0]),  # one seed
+        ({0: {"a": 1.0, "b": 3.0, "c": 7.0}, 4: {"a": 9.0, "b": 9.0}}, [1.0, 3.0]),  # without a partner
+    ],
+)
+def test_differences_are_as_uncertain_as_documents_and_seeds_make_them(
+    sdm: dict[int, dict[str, float]], drawn: list[float], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    zeros = {seed: {"a": 0.0, "b": 0.0} for seed in (0, 1)}
+    made = {"sdm-5": sdm, "gdn-5": zeros, "sdm-1": {}}
+    monkeypatch.setattr(Cells, "_by_seed", lambda self, variant, late: made[variant.key])
+    cells, one, other = Cells(Path()), ladder_variant("sdm", 5), ladder_variant("gdn", 5)
+    assert cells.difference(one, other) == pytest.approx(weighted_mean(drawn))
+    assert cells.difference(one, ladder_variant("sdm", 1)) is None
+
+
 def test_a_page_of_some_runs(tmp_path: Path) -> None:
     """Trained, measured and shown; what is not there is said to be missing; nothing is done twice."""
     planned = tiny(tmp_path, {"sdm-5": 2, "gdn-5": 2, "slots-64": 1})

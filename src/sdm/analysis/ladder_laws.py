@@ -58,7 +58,7 @@ def fit_ladders(
     ladders: Mapping[str, Sequence[TrainedRun]],
     hold_out: str | None = None,
     form: Form = "power",
-    bootstrap: int = 1000,
+    bootstrap: int | None = None,
 ) -> list[LadderLaw]:
     """A law for each ladder. `hold_out` is a level that no fit sees: its number from 1 in the order of compute, "last",
     or the name of one of its runs, which holds out nothing of other ladders."""

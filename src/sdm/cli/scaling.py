@@ -32,8 +32,8 @@ class Scaling(Command):
     """power: L = a C^-b; irreducible: L = e + a C^-b, which takes four sizes."""
     hold_out: str | None = None
     """A level that is predicted instead of fitted: its number from 1 on, "last", or one of its runs."""
-    bootstrap: int = 1000
-    """Samples that the intervals rest on."""
+    bootstrap: int | None = None
+    """Samples that the intervals rest on. None: 200,000, or 20,000 with an irreducible loss."""
     output: Path = Path("scaling")
     """The folder for scaling.json and the figure."""
 
@@ -47,7 +47,7 @@ class Scaling(Command):
 
         if not self.runs:
             raise UserError("name the folders of runs: sdm scaling RUN RUN RUN ...")
-        if self.bootstrap < 100:
+        if self.bootstrap is not None and self.bootstrap < 100:
             raise UserError(f"--bootstrap must be at least 100, got {self.bootstrap}")
         names = distinct_names(self.runs)
         found = [trained_run(path, self.loss, name) for name, path in zip(names, self.runs, strict=True)]

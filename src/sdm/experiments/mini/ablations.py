@@ -8,7 +8,7 @@ from sdm.evaluation.intervals import Mean
 from sdm.evaluation.report import Table
 from sdm.experiments.mini.cells import LABELS, SMALL, TOP, Experiment, ladder_variant
 from sdm.experiments.mini.results import Cells, above_zero, below_zero, late, shown
-from sdm.experiments.mini.showing import NOT_YET, point, verdict, why
+from sdm.experiments.mini.showing import NOT_YET, PAIRED, point, verdict, why
 from sdm.recipes.mini import DEVIATIONS, PLAIN, WIDTHS
 
 
@@ -71,7 +71,7 @@ def aids_finding(cells: Cells, aids: Experiment, plain: Experiment) -> Finding:
         figures = (
             Illustration(
                 "aids",
-                "What leaving out an aid costs, on the same documents; 95% intervals.",
+                f"What leaving out an aid costs. {PAIRED}.",
                 differences_figure(ends, "nats per token above both aids"),
                 ("aids given", "difference", "low", "high"),
                 [(name, *values) for name, values in ends.items()],
@@ -131,4 +131,4 @@ def rates_table(cells: Cells, rates: Experiment) -> Table:
 
 def _difference_table(title: str, differences: dict[str, Mean]) -> Table:
     rows = [(name, shown(mean, 4, sign=True)) for name, mean in differences.items()]
-    return Table(title, ("model", "difference (nats)"), rows, "Paired, over documents; ±: 95% interval.")
+    return Table(title, ("model", "difference (nats)"), rows, f"{PAIRED}.")

@@ -9,7 +9,7 @@ from sdm.evaluation.intervals import Mean
 from sdm.evaluation.report import Table
 from sdm.experiments.mini.cells import ARCHITECTURES, LABELS, TOP, Experiment, Variant, ladder_variant
 from sdm.experiments.mini.results import Cells, below_zero, shown
-from sdm.experiments.mini.showing import verdict, why
+from sdm.experiments.mini.showing import PAIRED, verdict, why
 from sdm.models import cost
 from sdm.recipes.mini import DEVIATIONS, SEQUENCE_LENGTH, VOCABULARY, WIDTHS, Architecture
 
@@ -121,8 +121,7 @@ def _levels_table(cells: Cells) -> Table:
         "Nats per token of test documents at every level",
         ("level", "d", "parameters", *(LABELS[kind] for kind in ARCHITECTURES), "SDM - GDN, paired"),
         rows,
-        "Means over seeds, ±: 95% interval; the paired difference is over the same documents. Parameters without "
-        "embeddings and M0.",
+        f"Means over seeds, ±: 95% interval. {PAIRED}. Parameters without embeddings and M0.",
     )
 
 

@@ -10,7 +10,7 @@ from sdm.analysis.plots import gain_figure, initial_state_figure, position_figur
 from sdm.evaluation.report import Table
 from sdm.experiments.mini.cells import ARCHITECTURES, LABELS, SLOTS, TOP, Experiment, Variant, ladder_variant
 from sdm.experiments.mini.results import Cells, below_zero, late, shown
-from sdm.experiments.mini.showing import BANDS, NOT_YET, illustration, point, position_curve, verdict, why
+from sdm.experiments.mini.showing import BANDS, NOT_YET, PAIRED, illustration, point, position_curve, verdict, why
 from sdm.models import cost
 from sdm.recipes.mini import DEVIATIONS, SEQUENCE_LENGTH, VOCABULARY
 
@@ -54,7 +54,7 @@ def position_finding(cells: Cells) -> Finding:
         tuple(figures),
         (_position_table(cells, variants),) if curves else (),
         DEVIATIONS,
-        ("Differences are paired: of the same documents, each the mean over seeds; ±: 95% interval over documents.",),
+        (f"{PAIRED}.",),
     )
 
 

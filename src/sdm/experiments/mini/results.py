@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -53,18 +53,25 @@ class Cells:
         return weighted_mean(values) if values else None
 
     def difference(self, variant: Variant, other: Variant, late: bool = False) -> Mean | None:
-        """The first's nats per token minus the other's, on the same documents: each document's mean over the seeds, and
-        the interval over documents. With `late`, of the last stretch of positions."""
-        first, second = (self._by_document(one, late) for one in (variant, other))
-        shared = [key for key in first if key in second]
+        """The first's nats per token minus the other's, on the same documents and seeds; with `late`, of the last
+        stretch of positions. The interval is the wider of two: over documents, each the mean over seeds, which says how
+        far apart these models are; and over seeds, each the mean over documents, which says what others would be."""
+        first, second = (self._by_seed(one, late) for one in (variant, other))
+        pairs = [_minus(first[seed], second[seed]) for seed in first if seed in second]
+        shared = set.intersection(*map(set, pairs)) if pairs else set()
         if not shared:
             return None
-        return weighted_mean([first[key] - second[key] for key in shared])
+        documents = weighted_mean([_mean([pair[key] for pair in pairs]) for key in sorted(shared)])
+        seeds = weighted_mean([_mean([pair[key] for key in sorted(shared)]) for pair in pairs])
+        return max(documents, seeds, key=_width)
 
-    def _by_document(self, variant: Variant, late: bool) -> dict[str, float]:
-        runs = [_nats(one.results("position"), late) for one in self.outcomes(variant, "position")]
-        keys = set.intersection(*map(set, runs)) if runs else set()
-        return {key: math.fsum(run[key] for run in runs) / len(runs) for key in sorted(keys)}
+    def _by_seed(self, variant: Variant, late: bool) -> dict[int, dict[str, float]]:
+        found = {}
+        for seed, job in enumerate(variant.jobs()):
+            outcome = read_outcome(job, self.folder / job.name)
+            if "position" in outcome.measured:
+                found[seed] = _nats(outcome.results("position"), late)
+        return found
 
     def missing(self, experiment: Experiment, measurement: str = "position") -> list[str]:
         """Which variants have fewer seeds than they should, in words."""
@@ -76,6 +83,19 @@ class Cells:
                 note = f", {failed} failed" if failed else ""
                 words.append(f"{variant.key}: {count} of {variant.seeds} seeds{note}")
         return words
+
+
+def _mean(values: Sequence[float]) -> float:
+    return math.fsum(values) / len(values)
+
+
+def _minus(first: Mapping[str, float], second: Mapping[str, float]) -> dict[str, float]:
+    """Of the documents that both have."""
+    return {key: first[key] - second[key] for key in first if key in second}
+
+
+def _width(mean: Mean) -> float:
+    return -1.0 if mean.low is None or mean.high is None else mean.high - mean.low
 
 
 def _nats(results: Results, late: bool) -> dict[str, float]:

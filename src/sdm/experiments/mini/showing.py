@@ -14,6 +14,7 @@ from sdm.experiments.mini.results import Cells
 
 NOT_YET = "not measured yet"
 BANDS = "Bands: 95% intervals over seeds."
+PAIRED = "Differences are paired by document and seed; ±: 95% interval over documents or over seeds, the wider one"
 Curves = dict[str, list[Point]]
 
 
