@@ -67,9 +67,9 @@ def recall_finding(cells: Cells, recalls: Experiment) -> Finding:
         DEVIATIONS,
         (
             "The claim is that a larger state at equal cost recalls more, not that SDM recalls more per number of it.",
-            f"Every model was trained at three learning rates with {SEEDS} seeds each. Shown is the rate of the lowest "
-            "loss on other rows than those of the accuracy. GDN has half as many steps again as SDM; attention has "
-            "more steps, of twice the rows.",
+            f"Every model was trained at three or four learning rates, {SEEDS} seeds each. Shown is the rate of the "
+            "lowest loss on other rows than those of the accuracy. GDN has half as many steps again as SDM; attention "
+            "has three times as many, of twice the rows.",
         ),
     )
 
