@@ -20,7 +20,7 @@ from sdm.evaluation.recall import Recall
 from sdm.evaluation.ruler.measurement import Ruler
 from sdm.evaluation.ruler.tasks import SIX
 from sdm.experiments.jobs import Job
-from sdm.experiments.quick.jobs import GDN_RATES, KEY_DIMS, layout, recall_config
+from sdm.experiments.quick.jobs import GDN_RATES, KEY_DIMS, TRAINED_PAIRS, layout, recall_config
 from sdm.experiments.quick.jobs import SLOTS as RECALL_SLOTS
 from sdm.experiments.work import work_of
 from sdm.recipes.mini import RATES, WIDTHS, Architecture, mini
@@ -53,6 +53,9 @@ THOROUGH: Measurements = {
     "position": Position(),
     "ruler": Ruler(tasks=SIX, lengths=(1024, 2048), samples=8, skip_short=True),
 }
+
+# Learning rates are chosen on other rows than those of the accuracy that is shown.
+RECALL: Measurements = {"recall": Recall(), "choice": Recall(sizes=(TRAINED_PAIRS,), rows=32, seed=2)}
 
 
 @dataclass(frozen=True)
@@ -180,7 +183,7 @@ def recall_variant(kind: str, form: str, lr: float) -> Variant:
     """Of associative recall, which models of text this small cannot be asked for; steps and rows are `quick`'s."""
     fields = RECALL_FORMS[kind][form]
     key = "-".join(("recall", kind, *map(str, fields.values()), f"lr{lr:g}"))
-    return Variant(key, form, lambda seed: recall_config(kind, lr=lr, seed=seed, **fields), {"recall": Recall()})
+    return Variant(key, form, lambda seed: recall_config(kind, lr=lr, seed=seed, **fields), RECALL)
 
 
 def _variant(

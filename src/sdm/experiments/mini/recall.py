@@ -20,7 +20,7 @@ from sdm.recipes.recall import DEVIATIONS
 
 @dataclass(frozen=True)
 class Tuned:
-    """A model at the learning rate of the lowest validation loss, the mean over seeds."""
+    """A model at the learning rate that recalls most on rows of its own, the mean over seeds."""
 
     cells: Cells
     kind: str
@@ -67,8 +67,8 @@ def recall_finding(cells: Cells, recalls: Experiment) -> Finding:
         DEVIATIONS,
         (
             "The claim is that a larger state at equal cost recalls more, not that SDM recalls more per number of it.",
-            f"Every model was trained at three or four learning rates, {SEEDS} seeds each. Shown is the rate of the "
-            "lowest loss on other rows than those of the accuracy. GDN has half as many steps again as SDM; attention "
+            f"Every model was trained at three or four learning rates, {SEEDS} seeds each. Shown is the rate that "
+            "recalls most on other rows than those of the numbers. GDN has half as many steps again as SDM; attention "
             "has three times as many, of twice the rows.",
         ),
     )
@@ -78,16 +78,20 @@ def _tuned(cells: Cells, recalls: Experiment) -> list[Tuned]:
     found = []
     for kind, forms in RECALL_FORMS.items():
         for form in forms:
-            losses = {}
-            for lr in RECALL_RATES[kind]:
-                variant = recalls[kind, form, lr]
-                if cells.summaries(variant, "recall"):
-                    facts = cells.facts(variant)
-                    losses[lr] = sum(one["valid_loss"] for one in facts) / len(facts)
-            if losses:
-                lr = min(losses, key=losses.__getitem__)
+            rates = {
+                lr: mean.value
+                for lr in RECALL_RATES[kind]
+                if cells.summaries(recalls[kind, form, lr], "recall")
+                and (mean := cells.mean(recalls[kind, form, lr], _at_trained, "choice")) is not None
+            }
+            if rates:
+                lr = max(rates, key=rates.__getitem__)
                 found.append(Tuned(cells, kind, recalls[kind, form, lr], lr))
     return found
+
+
+def _at_trained(summary: dict[str, Any]) -> float:
+    return float(summary["accuracy"][str(TRAINED_PAIRS)])
 
 
 def _best(models: Iterable[Tuned]) -> Tuned | None:
