@@ -133,7 +133,7 @@ def initial_finding(cells: Cells, initial: Experiment) -> Finding:
         f"learned - null, paired: SDM {shown(sdm, sign=True)} nats, GDN {shown(gdn, sign=True)}"
         if sdm or gdn
         else NOT_YET,
-        "learning M0 lowers the code NLL of SDM and not that of GDN (level 8)",
+        "code NLL at level 8, null to learned: SDM 0.845 to 0.822, GDN 0.849 to 0.850",
         verdict([below_zero(sdm), below_zero(gdn) is not True] if sdm and gdn else [], missing),
         why(missing),
         figures,

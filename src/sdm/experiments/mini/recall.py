@@ -33,8 +33,7 @@ class Tuned:
 
     @property
     def rate(self) -> str:
-        edges = RECALL_RATES[self.kind][0], RECALL_RATES[self.kind][-1]
-        return f"{self.lr:g}" + (" (edge)" if self.lr in edges else "")
+        return f"{self.lr:g}" + (" (edge)" if _is_edge(self.kind, self.lr) else "")
 
     def accuracies(self, pairs: int = TRAINED_PAIRS) -> list[float]:
         """Of each seed."""
@@ -85,9 +84,13 @@ def _tuned(cells: Cells, recalls: Experiment) -> list[Tuned]:
                 and (mean := cells.mean(recalls[kind, form, lr], _at_trained, "choice")) is not None
             }
             if rates:
-                lr = max(rates, key=rates.__getitem__)
+                lr = max(rates, key=lambda lr: (rates[lr], not _is_edge(kind, lr)))
                 found.append(Tuned(cells, kind, recalls[kind, form, lr], lr))
     return found
+
+
+def _is_edge(kind: str, lr: float) -> bool:
+    return lr in (RECALL_RATES[kind][0], RECALL_RATES[kind][-1])
 
 
 def _at_trained(summary: dict[str, Any]) -> float:
