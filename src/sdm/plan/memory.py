@@ -37,8 +37,8 @@ def memory(work: Workload, blocks: dict[str, Rehearsal]) -> Memory:
 
 
 def _moments(work: Workload, blocks: dict[str, Rehearsal]) -> Iterator[Memory]:
-    """Backward, from the logits to the embeddings: activations become fewer and gradients more. Counted in elements,
-    but for activations, states and rows."""
+    """Backward, from the logits to the embeddings: activations become fewer and gradients more; and forward, if weights
+    are kept. Counted in elements, but for activations, states and rows."""
     model, shards = work.model, work.mesh.shards
     dealt = work.mesh.size > 1  # FSDP gathers blocks when they run; a single rank with the same channels copies them
     stack = [blocks[kind] for kind in model.layer_types or []]
@@ -70,8 +70,12 @@ def _moments(work: Workload, blocks: dict[str, Rehearsal]) -> Iterator[Memory]:
     kept = [inputs if work.checkpointing == "block" else one.saved for one in stack]
     logits = 3 * FLOAT * min(model.loss_chunk_size or work.tokens, work.tokens) * model.vocab_size
     table, rows = _tables(work)
-    whole = work.keep_weights and shards > 1  # blocks that backward has not reached are there whole
+    whole = work.keep_weights and dealt  # blocks that backward has not reached are there whole
     there = stack if whole else stack[-1:]
+    if whole and shards > 1:  # forward, where the blocks come one by one, as below in backward
+        for place, block in enumerate(stack):
+            weights, states = _gathered(stack[: place + 1])
+            yield moment(sum(kept[:place]) + inputs, 0, weights + block.weights, states + 2 * block.initial_state)
     yield moment(sum(kept) + 3 * inputs + logits, head, *_gathered(there))
     for place in reversed(range(len(stack))):
         block, later = stack[place], stack[place + 1 :]
