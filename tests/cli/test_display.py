@@ -38,6 +38,14 @@ def test_long_names_of_rows_are_folded_before_columns_go(capsys: pytest.CaptureF
 
 
 @pytest.mark.usefixtures("narrow")
+def test_a_single_column_is_folded(capsys: pytest.CaptureFixture[str]) -> None:
+    show(rich_table(Table("", ["words"], [["word " * 40]], "")))
+    lines = capsys.readouterr().out.splitlines()
+    assert sum(line.split().count("word") for line in lines) == 40
+    assert max(map(len, lines)) <= WIDTH
+
+
+@pytest.mark.usefixtures("narrow")
 def test_a_table_that_fits_is_left_alone(capsys: pytest.CaptureFixture[str]) -> None:
     show(rich_table(Table("", ["a model of forty characters, no less than", "nats"], [["x", "3.25"]], "")))
     assert "a model of forty characters, no less than" in capsys.readouterr().out

@@ -226,7 +226,7 @@ def test_recall_is_shown_at_each_models_best_rate(tmp_path: Path) -> None:
             accuracy = best.get(form, 0.3) + seed / 1000 if chosen else 1.0  # the luckier rate is not taken
             accuracies = {
                 "recall": {"256": accuracy, "512": accuracy - 0.25},
-                "choice": {"256": 0.2 if chosen else 0.1},
+                "choice": {"256": accuracy if chosen else 0.1},
             }
             measured = {
                 name: {"measurement": describe(one), "summary": {"accuracy": accuracies[name]}}

@@ -17,7 +17,7 @@ def print_fitting(console: Console, *parts: RenderableType) -> None:
 
 def fitting(table: Table, console: Console) -> list[Table]:
     """The table; or, if it is too wide, several: each has the first column and as many others as fit beside it."""
-    if _width(table, console) <= console.width:
+    if len(table.columns) < 2 or _width(table, console) <= console.width:
         return [table]
     found: list[list[int]] = []
     for place in range(1, len(table.columns)):

@@ -52,6 +52,7 @@ VARIANTS = {
     "sdm-silu": Variant("SDM, SiLU as output gate", "sdm", {"memory_output_gate": "silu"}),
     "sdm-slow": Variant("SDM, learning rate 2.5e-3", "sdm", optim={"lr": 2.5e-3}),
     "sdm-fast": Variant("SDM, learning rate 1e-2", "sdm", optim={"lr": 1e-2}),
+    "gdn-slow": Variant("GDN, learning rate 2.5e-3", "gdn", optim={"lr": 2.5e-3}),
     "gdn-fast": Variant("GDN, learning rate 1e-2", "gdn", optim={"lr": 1e-2}),
     "gdn-faster": Variant("GDN, learning rate 2e-2", "gdn", optim={"lr": 2e-2}),
     "sdm-fast-state": Variant("SDM, M0 at a learning rate of 5e-2", "sdm", optim={"initial_state_lr": 5e-2}),

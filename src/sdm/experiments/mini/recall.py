@@ -26,6 +26,8 @@ class Tuned:
     kind: str
     variant: Variant
     lr: float
+    choice: float
+    """Its accuracy on those rows."""
 
     @property
     def facts(self) -> dict[str, Any]:
@@ -47,8 +49,7 @@ def recall_finding(cells: Cells, recalls: Experiment) -> Finding:
     models = _tuned(cells, recalls)
     best = {kind: _best(one for one in models if one.kind == kind) for kind in RECALL_FORMS}
     sdm, gdn = best["sdm"], best["gdn"]
-    missing = cells.missing(recalls, "recall")
-    known = sdm is not None and gdn is not None
+    missing = cells.missing(recalls, "choice")
     return Finding(
         "recall",
         "Recall and the size of the state",
@@ -59,7 +60,7 @@ def recall_finding(cells: Cells, recalls: Experiment) -> Finding:
         if models
         else NOT_YET,
         PAPER,
-        verdict([_is_above(sdm, gdn)] if known and sdm and gdn else [], missing),
+        verdict([_is_above(sdm, gdn)] if sdm and gdn else [], missing),
         why(missing),
         (_by_state(models), _by_pairs([one for one in best.values() if one is not None])) if models else (),
         (_table(models),) if models else (),
@@ -85,7 +86,7 @@ def _tuned(cells: Cells, recalls: Experiment) -> list[Tuned]:
             }
             if rates:
                 lr = max(rates, key=lambda lr: (rates[lr], not _is_edge(kind, lr)))
-                found.append(Tuned(cells, kind, recalls[kind, form, lr], lr))
+                found.append(Tuned(cells, kind, recalls[kind, form, lr], lr, rates[lr]))
     return found
 
 
@@ -98,8 +99,8 @@ def _at_trained(summary: dict[str, Any]) -> float:
 
 
 def _best(models: Iterable[Tuned]) -> Tuned | None:
-    """The form of an architecture that recalls most."""
-    return max(models, key=lambda one: one.accuracy().value, default=None)
+    """The form of an architecture, chosen as its rate is."""
+    return max(models, key=lambda one: one.choice, default=None)
 
 
 def _is_above(one: Tuned, other: Tuned) -> bool | None:
