@@ -63,7 +63,7 @@ def recall_finding(cells: Cells, recalls: Experiment) -> Finding:
         verdict([_is_above(sdm, gdn)] if sdm and gdn else [], missing),
         why(missing),
         (_by_state(models), _by_pairs([one for one in best.values() if one is not None])) if models else (),
-        (_table(models),) if models else (),
+        (_table(models), _rates_table(cells, recalls)) if models else (),
         DEVIATIONS,
         (
             "The claim is that a larger state at equal cost recalls more, not that SDM recalls more per number of it.",
@@ -78,16 +78,21 @@ def _tuned(cells: Cells, recalls: Experiment) -> list[Tuned]:
     found = []
     for kind, forms in RECALL_FORMS.items():
         for form in forms:
-            rates = {
-                lr: mean.value
-                for lr in RECALL_RATES[kind]
-                if cells.summaries(recalls[kind, form, lr], "recall")
-                and (mean := cells.mean(recalls[kind, form, lr], _at_trained, "choice")) is not None
-            }
+            rates = _rates(cells, recalls, kind, form)
             if rates:
                 lr = max(rates, key=lambda lr: (rates[lr], not _is_edge(kind, lr)))
                 found.append(Tuned(cells, kind, recalls[kind, form, lr], lr, rates[lr]))
     return found
+
+
+def _rates(cells: Cells, recalls: Experiment, kind: str, form: str) -> dict[float, float]:
+    """The accuracy on the rows of the choice at every rate that is measured, the mean over seeds."""
+    return {
+        lr: mean.value
+        for lr in RECALL_RATES[kind]
+        if cells.summaries(recalls[kind, form, lr], "recall")
+        and (mean := cells.mean(recalls[kind, form, lr], _at_trained, "choice")) is not None
+    }
 
 
 def _is_edge(kind: str, lr: float) -> bool:
@@ -165,4 +170,19 @@ def _table(models: Sequence[Tuned]) -> Table:
         "State: numbers kept behind the context. M0: those of the learned initial memory, beside the parameters, which "
         "are equal. FLOPs per token, against the largest SDM. Means over seeds, ±: 95% interval. GDN, HxK: H heads of "
         "key width K.",
+    )
+
+
+def _rates_table(cells: Cells, recalls: Experiment) -> Table:
+    columns = sorted({lr for rates in RECALL_RATES.values() for lr in rates})
+    rows = []
+    for kind, forms in RECALL_FORMS.items():
+        for form in forms:
+            rates = _rates(cells, recalls, kind, form)
+            rows.append((form, *(f"{100 * rates[lr]:.1f}" if lr in rates else "-" for lr in columns)))
+    return Table(
+        f"The sweep: accuracy (%) at K={TRAINED_PAIRS} by learning rate",
+        ("model", *(f"{lr:g}" for lr in columns)),
+        rows,
+        "On rows that no other number rests on; means over seeds.",
     )
