@@ -83,7 +83,13 @@ def test_report(tmp_path: Path) -> None:
     rows = ablation_table(made(), one_seed).rows
     assert [row[0] for row in rows] == ["SDM, plain", "GDN, plain"]
     assert rows[0][1:] == ("2", "4.600", "4.650", "3.350", "-", "+0.150 ± 0.000", "+0.100 +0.200")
-    assert curve_table(made()).rows[0][4:] == ("+0.150 ± 0.000", "+0.100 +0.200", "-0.150 ± 0.000")
+    assert curve_table(made()).rows[0] == (
+        "SDM, plain; d = 64, 1.05M tokens",
+        "4.650",
+        "+0.150 ± 0.000",
+        "+0.100 +0.200",
+        "-0.150 ± 0.000",
+    )
     assert curve_chart(made()).curves["SDM, plain, d = 64"][0].x == SHORT * 2048
     figure, numbers = write(made(), tmp_path)
     assert figure.stat().st_size > 5000

@@ -5,6 +5,7 @@ from __future__ import annotations
 from rich.console import Console, RenderableType
 from rich.measure import Measurement
 from rich.table import Table
+from rich.text import Text
 
 FIRST = 32  # characters of the first column, at most, where a table does not fit
 
@@ -15,8 +16,9 @@ def print_fitting(console: Console, *parts: RenderableType) -> None:
         console.print(*(fitting(part, console) if isinstance(part, Table) else (part,)))
 
 
-def fitting(table: Table, console: Console) -> list[Table]:
-    """The table; or, if it is too wide, several: each has the first column and as many others as fit beside it."""
+def fitting(table: Table, console: Console) -> list[RenderableType]:
+    """The table; or, if it is too wide, several, each with the first column and as many others as fit beside it, and
+    the caption below all of them."""
     if len(table.columns) < 2 or _width(table, console) <= console.width:
         return [table]
     found: list[list[int]] = []
@@ -24,9 +26,11 @@ def fitting(table: Table, console: Console) -> list[Table]:
         if not found or _width(_part(table, [*found[-1], place]), console) > console.width:
             found.append([0])
         found[-1].append(place)
-    made = [_part(table, places) for places in found]
-    made[0].title, made[-1].caption = table.title, table.caption
-    return made
+    parts = [_part(table, places) for places in found]
+    parts[0].title = table.title
+    if not isinstance(table.caption, str):
+        return [*parts]
+    return [*parts, Text(table.caption, style="table.caption")]
 
 
 def _part(table: Table, places: list[int]) -> Table:

@@ -54,9 +54,9 @@ def curve_table(measured: Measured) -> Table:
             one = difference(measured, name, RIVAL, width, steps, WHOLE)
             late = difference(measured, name, RIVAL, width, steps, LATE)
             if whole is not None:
-                place = (f"{width}", f"{steps * LENGTH / 1e6:.2f}M", f"{whole.value:.3f}")
-                rows.append((VARIANTS[name].title, *place, _shown(one), _seeds(one), _shown(late)))
-    columns = ("variant", "d", "tokens", "nats", "to plain GDN", "each seed", LATER)
+                model = f"{VARIANTS[name].title}; d = {width}, {steps * LENGTH / 1e6:.2f}M tokens"
+                rows.append((model, f"{whole.value:.3f}", _shown(one), _seeds(one), _shown(late)))
+    columns = ("variant", "nats", "to plain GDN", "each seed", LATER)
     return Table("Along tokens and width", columns, rows, CAPTION)
 
 
