@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 from collections.abc import Iterator
 
 import pytest
@@ -15,6 +16,10 @@ if not torch.cuda.is_available():
 if "PYTEST_XDIST_WORKER" in os.environ:
     # The workers share the cores; tests of threads set their own number.
     torch.set_num_threads(1)
+
+if signal.getsignal(signal.SIGHUP) is signal.SIG_IGN:
+    # Under nohup. What tests start would inherit it, and a terminal that is closed could not end it.
+    signal.signal(signal.SIGHUP, signal.SIG_DFL)
 
 
 @pytest.fixture(autouse=True)
