@@ -23,12 +23,6 @@ class Difference:
     seeds: tuple[float, ...]
     """Over documents, of each seed: how far another seed may take them."""
 
-    @property
-    def decided(self) -> bool:
-        """Whether neither the documents nor the seeds, at 95%, leave room for zero; one seed leaves it open."""
-        means = (self.documents, weighted_mean(self.seeds))
-        return all(one.low is not None and one.high is not None and one.low * one.high > 0 for one in means)
-
 
 def nats(measured: Measured, variant: str, width: int, steps: int, part: int) -> Mean | None:
     """The mean over seeds and documents, with the interval of the documents."""
