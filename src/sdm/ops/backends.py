@@ -42,21 +42,21 @@ class Backend:
     """The kinds of device that it works on; None is any."""
     missing: str = ""
     """Why this machine does not have it, if so."""
-    refuses: Callable[[Any], str | None] = lambda call: None
+    unsupported_call: Callable[[Any], str | None] = lambda call: None
     """Why it cannot serve a call on its device, if so."""
     says_missing: bool = False
     """Whether calls on its device are told that it is missing, unless the import says it or nobody expects it."""
 
-    def obstacle(self, call: Call, named: bool = True) -> str | None:
+    def unsupported_reason(self, call: Call, named: bool = True) -> str | None:
         """Why it cannot serve this call, which names it or leaves the choice to "auto"; or None."""
-        obstacle = self.missing or self.device_obstacle(call, named)
-        if obstacle:
-            return obstacle
+        reason = self.missing or self.device_unsupported_reason(call, named)
+        if reason:
+            return reason
         if call.single_step and self.step_ is None:
             return "it has no single steps"
-        return self.refuses(call)
+        return self.unsupported_call(call)
 
-    def device_obstacle(self, call: Call, named: bool) -> str | None:
+    def device_unsupported_reason(self, call: Call, named: bool) -> str | None:
         """Why it cannot work where the tensors are, or None."""
         return None if self.is_for(call.device) else f"it works on {self.device} tensors, got {call.device}"
 
@@ -82,16 +82,16 @@ def serve(op: str, name: str, call: Call) -> Any:
     for backend in backends:
         if not auto and name != backend.name:
             continue
-        obstacle = backend.obstacle(call, named=not auto)
-        if obstacle is None:
+        reason = backend.unsupported_reason(call, named=not auto)
+        if reason is None:
             if slower_than:
                 _say_once(f'backend "{backend.name}", slower than {slower_than}')
             return (backend.step_ if call.single_step else backend.run)(call)
         if not auto:
-            able = " or ".join(f'"{other.name}"' for other in backends if other.obstacle(call, named=False) is None)
-            raise ValueError(f'backend "{name}" cannot serve this call: {obstacle}; use "auto" or {able}')
+            able = [other.name for other in backends if other.unsupported_reason(call, named=False) is None]
+            raise ValueError(f'backend "{name}" cannot serve this call: {reason}; use "auto" or {_quoted(able)}')
         if not slower_than and backend.is_for(call.device) and (backend.says_missing or not backend.missing):
-            slower_than = f'"{backend.name}", serves this call: {obstacle}'
+            slower_than = f'"{backend.name}", serves this call: {reason}'
     raise ValueError(f"no backend of {op} can serve this call: the tokens are on {call.device}, in {call.dtype}")
 
 
@@ -102,7 +102,11 @@ def check_backend(name: str, *ops: str) -> None:
         raise ValueError(f"backend must be one of {('auto', *sorted(shared))} for {' and '.join(ops)}, got {name!r}")
 
 
-def core_refuses(call: Call) -> str | None:
+def _quoted(names: list[str]) -> str:
+    return " or ".join(f'"{name}"' for name in names)
+
+
+def core_unsupported_reason(call: Call) -> str | None:
     """What the compiled core cannot serve on a CPU, whatever the op."""
     if call.dtype not in (torch.float32, torch.float64):
         return f"the compiled core computes in float32 or float64, got {call.dtype}"

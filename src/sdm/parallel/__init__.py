@@ -6,7 +6,7 @@ Layers keep their classes' arithmetic and their parameters' names; what is here 
 from sdm.parallel.channels import Cut, split_channels
 from sdm.parallel.collectives import Traffic, counted
 from sdm.parallel.context import TimeSlice, split_time
-from sdm.parallel.degrees import obstacle
+from sdm.parallel.degrees import unsupported_reason
 from sdm.parallel.shares import share_dim, share_size
 from sdm.parallel.wholes import share_of_whole, take_share_
 
@@ -15,11 +15,11 @@ __all__ = [
     "TimeSlice",
     "Traffic",
     "counted",
-    "obstacle",
     "share_dim",
     "share_of_whole",
     "share_size",
     "split_channels",
     "split_time",
     "take_share_",
+    "unsupported_reason",
 ]

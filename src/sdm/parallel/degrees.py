@@ -11,7 +11,7 @@ from sdm.parallel.channels import check_channels
 from sdm.parallel.context import check_context
 
 
-def obstacle(config: SDMConfig, context: int, channel: int) -> str | None:
+def unsupported_reason(config: SDMConfig, context: int, channel: int) -> str | None:
     """Why a model cannot be split over so many ranks along time and along channels, in words; None if it can."""
     kinds = config.layer_types or []
     with torch.device("meta"):  # one layer of each type says it for all

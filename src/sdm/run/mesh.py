@@ -10,7 +10,7 @@ import math
 from dataclasses import astuple, dataclass
 from typing import TYPE_CHECKING
 
-from sdm.parallel import obstacle as too_fine
+from sdm.parallel import unsupported_reason as split_unsupported_reason
 from sdm.run.errors import TrainingError
 
 if TYPE_CHECKING:
@@ -71,12 +71,12 @@ def resolve(config: TrainConfig, world_size: int) -> Mesh:
     mesh = Mesh(wanted.data or max(world_size // others, 1), wanted.context, wanted.channel)
     if mesh.size != world_size:
         processes = "1 process" if world_size == 1 else f"{world_size} processes"
-        reason = f"compute.mesh = {mesh} takes {mesh.size}, but there are {processes}".replace("are 1", "is 1")
+        mismatch = f"compute.mesh = {mesh} takes {mesh.size}, but there are {processes}".replace("are 1", "is 1")
         advice = f"torchrun --nproc-per-node {mesh.size} -m sdm train ... starts {mesh.size} on one machine"
-        raise TrainingError(f"{reason}; {advice}. {_nearest(config, mesh, world_size)}")
-    found = obstacle(config, mesh)
-    if found is not None:
-        raise TrainingError(f"compute.mesh = {mesh} cannot work: {found}. {_nearest(config, mesh, world_size)}")
+        raise TrainingError(f"{mismatch}; {advice}. {_nearest(config, mesh, world_size)}")
+    reason = unsupported_reason(config, mesh)
+    if reason is not None:
+        raise TrainingError(f"compute.mesh = {mesh} cannot work: {reason}. {_nearest(config, mesh, world_size)}")
     return mesh
 
 
@@ -89,10 +89,10 @@ def valid_meshes(config: TrainConfig, world_size: int) -> list[Mesh]:
         for channel in degrees
         if world_size % (context * channel) == 0
     ]
-    return [mesh for mesh in every if obstacle(config, mesh) is None]
+    return [mesh for mesh in every if unsupported_reason(config, mesh) is None]
 
 
-def obstacle(config: TrainConfig, mesh: Mesh) -> str | None:
+def unsupported_reason(config: TrainConfig, mesh: Mesh) -> str | None:
     """Why a run cannot use a mesh, in words; None if it can."""
     if mesh.data > config.data.batch_size:
         return f"data.batch_size = {config.data.batch_size} rows are too few for {mesh.data} ranks"
@@ -104,15 +104,15 @@ def obstacle(config: TrainConfig, mesh: Mesh) -> str | None:
         return 'data.layout = "stream" carries states from step to step, which only data ranks can'
     if mesh.context > 1 and config.compute.checkpointing == "segment":
         return 'compute.checkpointing = "segment" cuts time too; take "block" or "none"'
-    return too_fine(config.model.build(config.model.vocab_size or 256), mesh.context, mesh.channel)
+    return split_unsupported_reason(config.model.build(config.model.vocab_size or 256), mesh.context, mesh.channel)
 
 
 def _nearest(config: TrainConfig, wanted: Mesh, world_size: int) -> str:
     def distance(mesh: Mesh) -> float:
         return sum(abs(math.log(a / b)) for a, b in zip(astuple(mesh), astuple(wanted), strict=True))
 
-    found = sorted(valid_meshes(config, world_size), key=distance)[:SHOWN]
-    if not found:
+    nearest = sorted(valid_meshes(config, world_size), key=distance)[:SHOWN]
+    if not nearest:
         fewer = next((size for size in range(world_size - 1, 0, -1) if valid_meshes(config, size)), None)
         return "No mesh can" + ("" if fewer is None else f" with {world_size} processes; with {fewer} there is one")
-    return f"The nearest that can on {world_size}: {'; '.join(map(str, found))}"
+    return f"The nearest that can on {world_size}: {'; '.join(map(str, nearest))}"

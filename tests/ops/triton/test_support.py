@@ -110,17 +110,19 @@ def test_which_calls_a_backend_takes(monkeypatch: pytest.MonkeyPatch) -> None:
     assert (backend.name, backend.missing) == ("triton", "")
     for device in ("cuda", "cuda:1", "xpu"):
         for named in (False, True):
-            assert backend.obstacle(call_on(device), named) is None
+            assert backend.unsupported_reason(call_on(device), named) is None
     for device in ("cpu", "mps", "meta"):
-        assert f"it works on cuda and xpu tensors, got {device}" in str(backend.obstacle(call_on(device), False))
+        assert f"it works on cuda and xpu tensors, got {device}" in str(
+            backend.unsupported_reason(call_on(device), False)
+        )
     for found, problem in ((True, None), (False, "start Python with TRITON_INTERPRET=1")):
         monkeypatch.setattr("sdm.ops.triton.backend.interpreting", lambda found=found: found)
-        answer = backend.obstacle(call_on("cpu"), named=True)
+        answer = backend.unsupported_reason(call_on("cpu"), named=True)
         assert answer is None if problem is None else problem in str(answer)
     with record():
-        assert backend.obstacle(call_on("meta"), named=True) is None
+        assert backend.unsupported_reason(call_on("meta"), named=True) is None
     gone = dataclasses.replace(backend, missing="not here")
-    assert gone.obstacle(call_on("cuda")) == "not here"
+    assert gone.unsupported_reason(call_on("cuda")) == "not here"
 
 
 def test_the_interpreter_is_what_triton_was_imported_with() -> None:

@@ -30,7 +30,7 @@ def gated_delta_rule_fla(call: Call) -> tuple[Tensor, Tensor | None]:
     return y, final_state
 
 
-def _refuses(call: Call) -> str | None:
+def _unsupported_reason(call: Call) -> str | None:
     dtype = call.tokens.value.dtype
     if dtype not in (torch.bfloat16, torch.float16):
         return f"its kernel multiplies in 16 bits and takes values of bfloat16 or float16, got {dtype}"
@@ -43,5 +43,5 @@ FLA = Backend(
     gated_delta_step_reference_,
     "cuda",
     "" if find_spec("fla") else "flash-linear-attention is not installed (pip install flash-linear-attention)",
-    _refuses,
+    _unsupported_reason,
 )

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from sdm.native import call_core, missing_because, require_core
-from sdm.ops.backends import Backend, core_refuses, goes_past_dispatcher
+from sdm.ops.backends import Backend, core_unsupported_reason, goes_past_dispatcher
 from sdm.ops.checks import check_kernel_floats, check_kernel_state, check_shape, mark_changed
 from sdm.ops.gated_delta_rule.inputs import Tokens, check_state, check_step
 from sdm.ops.registration import no_second_gradients, register
@@ -41,7 +41,9 @@ def gated_delta_step_native_(call: Call) -> Tensor:
     return y
 
 
-NATIVE = Backend("native", gated_delta_rule_native, gated_delta_step_native_, "cpu", missing_because, core_refuses)
+NATIVE = Backend(
+    "native", gated_delta_rule_native, gated_delta_step_native_, "cpu", missing_because, core_unsupported_reason
+)
 
 
 def _check(tokens: Tokens, states: dict[str, Tensor], cu_seqlens: Tensor | None) -> int:

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from sdm.native import call_core, missing_because
-from sdm.ops.backends import Backend, core_refuses, goes_past_dispatcher
+from sdm.ops.backends import Backend, core_unsupported_reason, goes_past_dispatcher
 from sdm.ops.checks import check_kernel_floats
 from sdm.ops.product_key.inputs import Call, check_scores
 from sdm.ops.registration import register
@@ -104,4 +104,4 @@ def product_key_topk_native(call: Call) -> tuple[Tensor, Tensor]:
     return values, index
 
 
-NATIVE = Backend("native", product_key_topk_native, None, "cpu", missing_because, core_refuses)
+NATIVE = Backend("native", product_key_topk_native, None, "cpu", missing_because, core_unsupported_reason)

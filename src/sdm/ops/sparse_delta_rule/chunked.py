@@ -368,8 +368,10 @@ def sparse_delta_rule_chunked(call: Call, chunk_size: int = CHUNK) -> tuple[Tens
     return _forward(*tokens, initial_state, call.cu_seqlens, call.update, chunk_size)
 
 
-def _refuses(call: Call) -> str | None:
+def _unsupported_reason(call: Call) -> str | None:
     return None if call.single_step else no_forward_mode(call)
 
 
-CHUNKED = Backend("chunked", sparse_delta_rule_chunked, sparse_delta_step_reference_, refuses=_refuses)
+CHUNKED = Backend(
+    "chunked", sparse_delta_rule_chunked, sparse_delta_step_reference_, unsupported_call=_unsupported_reason
+)

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from sdm.native import call_core, missing_because, require_core
-from sdm.ops.backends import Backend, core_refuses, goes_past_dispatcher
+from sdm.ops.backends import Backend, core_unsupported_reason, goes_past_dispatcher
 from sdm.ops.checks import (
     check_kernel_floats,
     check_kernel_state,
@@ -63,19 +63,21 @@ def sparse_delta_step_native_(call: Call) -> Tensor:
     return y
 
 
-def _refuses(call: Call) -> str | None:
-    obstacle, state = core_refuses(call), call.state
-    if obstacle is None and call.single_step and state is not None:
+def _unsupported_reason(call: Call) -> str | None:
+    reason, state = core_unsupported_reason(call), call.state
+    if reason is None and call.single_step and state is not None:
         halves = call.dtype == torch.float32 and state.dtype == torch.bfloat16
         if not state.is_contiguous() or not (state.dtype == call.dtype or halves):
             return (
                 "the compiled core changes contiguous states of float32, bfloat16 or, with float64 tokens, float64, "
                 f"got {state.dtype} and strides {state.stride()} with tokens of {call.dtype}"
             )
-    return obstacle
+    return reason
 
 
-NATIVE = Backend("native", sparse_delta_rule_native, sparse_delta_step_native_, "cpu", missing_because, _refuses)
+NATIVE = Backend(
+    "native", sparse_delta_rule_native, sparse_delta_step_native_, "cpu", missing_because, _unsupported_reason
+)
 
 
 def usual_step(state: Tensor, tokens: Tokens) -> bool:

@@ -22,7 +22,7 @@ class TritonBackend(Backend):
     missing: str = missing_because(version())
     says_missing: bool = True
 
-    def device_obstacle(self, call: Call, named: bool) -> str | None:
+    def device_unsupported_reason(self, call: Call, named: bool) -> str | None:
         kind = call.device.type
         if kind in GPUS or (kind == "meta" and recording()):
             return None

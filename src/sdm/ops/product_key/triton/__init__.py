@@ -14,8 +14,8 @@ def product_key_topk_triton(call: Call) -> tuple[Tensor, Tensor]:
     return host.topk(call.scores, call.k)
 
 
-def _refuses(call: Call) -> str | None:
-    return no_forward_mode(call) or host.refuses(call.scores, call.k)
+def _unsupported_reason(call: Call) -> str | None:
+    return no_forward_mode(call) or host.unsupported_reason(call.scores, call.k)
 
 
-TRITON = TritonBackend(product_key_topk_triton, refuses=_refuses)
+TRITON = TritonBackend(product_key_topk_triton, unsupported_call=_unsupported_reason)

@@ -18,7 +18,7 @@ LARGEST_TILE = 8192
 """Scores of a half or candidate pairs that a program can sort."""
 
 
-def refuses(scores: Tensor, k: int) -> str | None:
+def unsupported_reason(scores: Tensor, k: int) -> str | None:
     n = scores.shape[-1] // 2
     if scores.dtype == torch.float64:
         return "its kernels compute in float32, got torch.float64"
@@ -49,7 +49,7 @@ def _num_warps(log_size: int) -> int:
 @torch.library.custom_op("sdm::product_key_topk_triton", mutates_args=())
 def topk(scores: Tensor, k: int) -> tuple[Tensor, Tensor]:
     check_scores(scores, k)
-    problem = refuses(scores, k)
+    problem = unsupported_reason(scores, k)
     if problem:
         raise ValueError(problem)
     from sdm.ops.product_key.triton.forward import rank_halves_kernel, select_kernel

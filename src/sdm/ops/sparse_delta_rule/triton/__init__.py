@@ -44,7 +44,7 @@ def sparse_delta_step_triton_(call: Call) -> Tensor:
     return y
 
 
-def _refuses(call: Call) -> str | None:
+def _unsupported_reason(call: Call) -> str | None:
     if call.dtype == torch.float64 and call.device.type != "cpu":
         return "its kernels compute in float32, got torch.float64"
     accesses = power(call.tokens.write_index.shape[-1]) + power(call.tokens.read_index.shape[-1])
@@ -55,4 +55,4 @@ def _refuses(call: Call) -> str | None:
     return None if call.single_step else no_forward_mode(call)
 
 
-TRITON = TritonBackend(sparse_delta_rule_triton, sparse_delta_step_triton_, refuses=_refuses)
+TRITON = TritonBackend(sparse_delta_rule_triton, sparse_delta_step_triton_, unsupported_call=_unsupported_reason)
