@@ -22,7 +22,7 @@ import torch
 from sdm.data import CorpusConfig
 from sdm.layers import SparseDeltaMemory
 from sdm.ranks import leave
-from sdm.recipes.registry import recipe
+from sdm.reproduce.recipes.registry import recipe
 from sdm.run.mesh import MeshConfig
 from sdm.training import ComputeConfig, ModelConfig, MonitorConfig, ScheduleConfig, TrainConfig, Trainer
 from sdm.training.parallel import local

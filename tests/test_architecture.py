@@ -32,13 +32,12 @@ MAY_IMPORT: dict[str, set[str]] = {
     "plan": {"parallel", "run", "models", "layers"},
     "evaluation": {"run", "models", "layers", "ops", "data", "errors", "files", "ranks"},
     "analysis": {"plan", "evaluation", "run", "models", "layers", "ops", "native", "data", "errors", "files"},
-    "recipes": {"training", "run", "models", "layers", "ops", "data"},
-    "experiments": {
-        *("plan", "recipes", "training", "run", "evaluation", "analysis", "models", "ops", "data"),
+    "reproduce": {
+        *("plan", "training", "run", "evaluation", "analysis", "models", "layers", "ops", "data"),
         *("errors", "files", "ending"),
     },
     "cli": {
-        *("experiments", "recipes", "training", "run", "evaluation", "analysis", "models", "ops", "data"),
+        *("reproduce", "training", "run", "evaluation", "analysis", "models", "ops", "data"),
         *("__version__", "errors", "files", "ending", "ranks"),
     },
 }

@@ -11,7 +11,7 @@ import sdm
 from processes import stop
 from sdm.cli import main
 from sdm.evaluation.recall import Recall
-from sdm.experiments.jobs import Job, _describe
+from sdm.reproduce.jobs import Job, _describe
 from tiny_models import tiny_model
 from training.runs import recall_run
 
@@ -104,7 +104,7 @@ def test_evaluating(tmp_path: Path) -> None:
     code = SLEEPING.format(mark=str(mark)) + (
         "import sys\nimport sdm.evaluation.recall as recall\n"
         "from sdm.ending import CONTINUES, ending_with_one_message\n"
-        "from sdm.experiments.worker import run_job\nrecall.ask = sleep\n"
+        "from sdm.reproduce.worker import run_job\nrecall.ask = sleep\n"
         "with ending_with_one_message(CONTINUES):\n    run_job(Path(sys.argv[1]))"
     )
     _, said = stop(["-c", code, str(run)], signal.SIGINT, mark.exists)

@@ -17,8 +17,8 @@ from sdm.cli.train_options import parse
 from sdm.data.mad import TASKS
 from sdm.data.published_config import MADTask
 from sdm.data.task_config import SyntheticTask
-from sdm.recipes import RECIPES, recipe
-from sdm.recipes.registry import SHORT_NAMES, parameters
+from sdm.reproduce.recipes import RECIPES, recipe
+from sdm.reproduce.recipes.registry import SHORT_NAMES, parameters
 from sdm.run.config_file import from_json
 from sdm.training import ScheduleConfig, TrainingError
 from training.runs import text_run

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from sdm.experiments.jobs import Job, run_jobs
+from sdm.reproduce.jobs import Job, run_jobs
 from sdm.run.checkpoint import CheckpointError, CheckpointStore
 from sdm.training import Trainer, TrainingError
 from training.runs import assert_same, recall_run, train

@@ -30,7 +30,7 @@ class Crossover:
 
     def run(self) -> None:
         from sdm.cli.display import console
-        from sdm.experiments.crossover import reproduce_crossover
+        from sdm.reproduce.studies.crossover import reproduce_crossover
 
         for name, values in (("widths", self.widths), ("steps", self.steps)):
             if not values or min(values) < 1:

@@ -39,7 +39,7 @@ class Plan(Command):
 
     def run(self) -> None:
         from sdm.analysis.plan_table import plan_tables
-        from sdm.experiments.plan import plans
+        from sdm.reproduce.plan import plans
 
         for name in ("gpus", "sequence_length", "batch_tokens", "rows", "shown"):
             if getattr(self, name) < 1:

@@ -25,7 +25,7 @@ class Quick:
 
     def run(self) -> None:
         from sdm.cli.display import console
-        from sdm.experiments.quick import reproduce
+        from sdm.reproduce.studies.quick import reproduce
 
         _check_processes(self.processes)
         reproduce(self.output, self.processes, console())
@@ -44,8 +44,8 @@ class Mini:
 
     def run(self) -> None:
         from sdm.cli.display import console
-        from sdm.experiments.mini.cells import experiments
-        from sdm.experiments.mini.reproduce import reproduce_mini
+        from sdm.reproduce.studies.mini.cells import experiments
+        from sdm.reproduce.studies.mini.reproduce import reproduce_mini
 
         _check_processes(self.processes)
         reproduce_mini(self.output, self.processes, console(), experiments(), self.report_only)
@@ -71,7 +71,7 @@ class Paper:
     """The folder of a tokenizer of at most 128,256 tokens."""
 
     def run(self) -> None:
-        from sdm.experiments.paper.write import describe, write_paper
+        from sdm.reproduce.paper.write import describe, write_paper
 
         made = write_paper(self.level, self.output, self.gpus, self.gpu, self.sources, self.code, self.tokenizer)
         for run in made.runs:

@@ -15,7 +15,7 @@ from typing import Annotated, Any
 import tyro
 
 from sdm.cli.command import Command
-from sdm.recipes.registry import RECIPES, SHORT_NAMES, find, listing, parameters, recipe
+from sdm.reproduce.recipes.registry import RECIPES, SHORT_NAMES, find, listing, parameters, recipe
 from sdm.run import Run
 from sdm.run.config_file import to_json
 from sdm.training import TrainConfig, Trainer, TrainingError

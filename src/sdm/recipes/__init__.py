@@ -1,5 +1,0 @@
-"""Recipes: functions with typed parameters that return the full configuration of a run. `sdm train NAME` runs one."""
-
-from sdm.recipes.registry import RECIPES, recipe
-
-__all__ = ["RECIPES", "recipe"]

@@ -1,0 +1,149 @@
+"""The commands of the paper's experiments: training on a mesh that fits, measurements, fits and the report."""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from sdm.data.config import CorpusConfig
+from sdm.errors import UserError
+from sdm.evaluation.ruler.measurement import LENGTHS
+from sdm.plan import ACCELERATORS, Workload, make_plan
+from sdm.reproduce.paper.runs import PaperRun
+from sdm.run.mesh import Mesh, MeshConfig, valid_meshes
+from sdm.training import TrainConfig
+
+MOST_CONTEXT = 64  # ranks for one sequence
+TASKS = "data/tasks"  # datasets of the short-context tasks
+LADDER = ("sdm", "gdn", "attention", "mixed")  # what laws are fitted to
+SCALING = ("--loss", "train", "--output")  # the paper: the mean of the last ten lines
+
+
+@dataclass(frozen=True)
+class Stage:
+    """Commands that belong together, each to be started when those before it have ended."""
+
+    title: str
+    commands: tuple[tuple[str, ...], ...]
+
+
+def with_mesh(run: PaperRun, gpus: int, gpu: str) -> PaperRun:
+    """The run on the first mesh that fits by `sdm plan`: as many ranks for rows as possible, then few for the tokens of
+    a row, then few for the channels of memories. What cannot use all GPUs gets half of them, and so on: the 15 heads of
+    GDN at level 8 cannot be shared by ranks, nor 16 long rows by 64."""
+    counts = [gpus // 2**halvings for halvings in range(gpus.bit_length()) if gpus % 2**halvings == 0]
+    for count in counts:
+        for config in _ways(run.config):
+            mesh = _first_that_fits(config, count, gpu)
+            if mesh is not None:
+                # The degree of data is left open: it is what the machines have.
+                degrees = MeshConfig(context=mesh.context, channel=mesh.channel)
+                return replace(run, config=replace(config, compute=replace(config.compute, mesh=degrees)), gpus=count)
+    length = getattr(run.config.data, "sequence_length", 0)
+    raise UserError(
+        f"--gpus: {run.name} does not fit on {gpus} x {ACCELERATORS[gpu].name}; take more, or see "
+        f"`sdm plan --gpus {gpus} --gpu {gpu} --sequence-length {length}`"
+    )
+
+
+def _ways(config: TrainConfig) -> Iterator[TrainConfig]:
+    """Block by block; and segment by segment, which takes less memory where states have a fixed size."""
+    yield config
+    if getattr(config.data, "layout", "") == "rows" and not config.unbounded_layers():
+        yield replace(config, compute=replace(config.compute, checkpointing="segment"))
+
+
+def _first_that_fits(config: TrainConfig, gpus: int, gpu: str) -> Mesh | None:
+    model, device = config.model.build(config.model.vocab_size or 0), ACCELERATORS[gpu]
+    assert isinstance(config.data, CorpusConfig)
+    # Of a segment's activations there are those of one at a time.
+    segments = config.compute.checkpointing == "segment"
+    length = config.compute.segment_length if segments else config.data.sequence_length
+    meshes = sorted(valid_meshes(config, gpus), key=lambda mesh: (-mesh.data, mesh.channel, mesh.context))
+    for mesh in meshes:
+        if mesh.channel <= device.per_machine and mesh.context <= MOST_CONTEXT:
+            work = Workload(model, mesh, length, config.data.batch_size, 1, "bfloat16", "block")
+            if make_plan(work, device).fits:
+                return mesh
+    return None
+
+
+def training(runs: Sequence[PaperRun], folder: Path, per_machine: int) -> list[Stage]:
+    """Pre-training, then what starts from it."""
+    stages = [
+        Stage(title, tuple(_train(run, folder, per_machine) for run in runs if run.is_long is long))
+        for title, long in (("Pre-training", False), ("Long-context fine-tuning", True))
+    ]
+    return [stage for stage in stages if stage.commands]
+
+
+def measuring(runs: Sequence[PaperRun], folder: Path, text: Sequence[str], code: Sequence[str]) -> list[Stage]:
+    """Of every model in its last form. `text` and `code` are what likelihoods are measured on."""
+    names = {run.name for run in runs}
+    last = [run for run in runs if f"{run.name}-long" not in names]
+    memories = [
+        run for run in last if "sdm" in (run.config.model.build(run.config.model.vocab_size or 0).layer_types or ())
+    ]
+    return [
+        *_evaluations(last, folder, text, code),
+        Stage("How memories are used", tuple(("sdm", "probe", str(folder / run.name)) for run in memories)),
+        Stage(
+            "Report",
+            (("sdm", "report", *(str(folder / run.name) for run in runs), "--output", str(folder / "report")),),
+        ),
+        Stage(
+            "Scaling laws, of all levels whose runs are in this folder: three or more",
+            (
+                (
+                    "sdm",
+                    "scaling",
+                    *(str(folder / f"level-*-{name}") for name in LADDER),
+                    *SCALING,
+                    str(folder / "scaling"),
+                ),
+            ),
+        ),
+    ]
+
+
+def _evaluations(runs: Sequence[PaperRun], folder: Path, text: Sequence[str], code: Sequence[str]) -> list[Stage]:
+    models = [str(folder / run.name) for run in runs]
+    lengths = [str(length) for length in LENGTHS]
+    asked = {
+        "Likelihood of text": ("nll", "--data", *text),
+        "Likelihood by position in code": ("position", "--data", *code, "--length", str(2**20), "--join", "always"),
+        "RULER": ("ruler", "--lengths", *lengths),
+        "Short-context tasks; HumanEval+ runs programs that the model writes": (
+            "harness",
+            "--data-dir",
+            TASKS,
+            "--run-code",
+        ),
+    }
+    return [
+        Stage(title, tuple(("sdm", "eval", name, model, *options) for model in models))
+        for title, (name, *options) in asked.items()
+    ]
+
+
+def _train(run: PaperRun, folder: Path, per_machine: int) -> tuple[str, ...]:
+    machines = max(1, run.gpus // per_machine)
+    start = ["torchrun", "--nnodes", str(machines), "--nproc-per-node", str(min(run.gpus, per_machine))]
+    if machines > 1:
+        start += ["--max-restarts", "3", "--rdzv-backend", "c10d"]
+        start += ["--rdzv-endpoint", "$HEAD:29500", "--rdzv-id", run.name]
+    return (*start, "-m", "sdm", "train", str(folder / run.name))
+
+
+def shell(command: Sequence[str]) -> str:
+    """A line of a shell script. $HEAD stays a variable, and the * in the last part of a path a pattern."""
+    return " ".join(map(_word, command))
+
+
+def _word(word: str) -> str:
+    folder, _, name = word.rpartition("/")
+    if "*" in name:
+        return f"{shlex.quote(folder)}/{name}"
+    return word if word.startswith("$HEAD") else shlex.quote(word)

@@ -1,0 +1,1 @@
+"""The studies: which runs each compares, and what is claimed about them."""

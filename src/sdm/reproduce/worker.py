@@ -1,0 +1,86 @@
+"""What a process of a `Pool` does: train and measure the runs whose folders it is told, one after the other."""
+
+from __future__ import annotations
+
+import gc
+import os
+import queue
+import signal
+import sys
+import threading
+import traceback
+from dataclasses import replace
+from pathlib import Path
+
+from sdm.ending import CONTINUES, ending_with_one_message
+from sdm.errors import UserError
+from sdm.files import read_json, write_checked_json
+from sdm.reproduce.jobs import JOB, LOG
+from sdm.reproduce.measure import facts_of, measure, measurement_of
+from sdm.run import Run
+from sdm.run.config_file import from_json
+from sdm.training import TrainConfig
+from sdm.training.trainer import Trainer
+
+
+def run_job(folder: Path) -> None:
+    """Train and measure what job.json in a folder describes, as far as it is not done."""
+    description, run = read_json(folder / JOB), Run(folder)
+    if not run.is_finished():
+        config = from_json(TrainConfig, description["config"])
+        # Whoever runs many jobs shows them all.
+        Trainer(replace(config, monitor=replace(config.monitor, display="none")), folder).run()
+    content = {"facts": facts_of(run), "measured": {}}
+    failed = []
+    for name, entry in description["measurements"].items():
+        try:
+            summary = measure(measurement_of(entry), run, name)
+        except (UserError, ImportError) as error:  # others may work
+            failed.append(f"{name}: {error}")
+            continue
+        content["measured"][name] = {"measurement": entry, "summary": summary}
+        write_checked_json(run.results, content)
+    write_checked_json(run.results, content)
+    if failed:
+        raise UserError("\n".join(failed))
+
+
+def main() -> None:
+    answers = os.fdopen(os.dup(1), "wb", buffering=0)
+    folders: queue.Queue[Path] = queue.Queue()
+    threading.Thread(target=_listen, args=(folders,), daemon=True).start()
+    while True:
+        code = _logged(folders.get())
+        gc.collect()
+        answers.write(b"%d\n" % code)
+        if code > 128:  # a signal
+            sys.exit(code)
+
+
+def _listen(folders: queue.Queue[Path]) -> None:
+    """Take folders until whoever names them has gone, however it ended; then end this process, which saves first."""
+    for line in sys.stdin.buffer:
+        folders.put(Path(os.fsdecode(line.removesuffix(b"\n"))))
+    os.kill(os.getpid(), signal.SIGTERM)
+
+
+def _logged(folder: Path) -> int:
+    """Run a job with all that is printed going to its log. Returns an exit code."""
+    with (folder / LOG).open("ab") as log:
+        for descriptor in (1, 2):
+            os.dup2(log.fileno(), descriptor)
+    try:
+        with ending_with_one_message(CONTINUES):
+            run_job(folder)
+        return 0
+    except SystemExit as end:
+        if isinstance(end.code, int):
+            return end.code
+        print(end.code, file=sys.stderr, flush=True)
+    except Exception:
+        traceback.print_exc()
+    return 1
+
+
+if __name__ == "__main__":
+    main()
