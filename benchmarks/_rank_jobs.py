@@ -21,10 +21,12 @@ import torch
 
 from sdm.data import CorpusConfig
 from sdm.layers import SparseDeltaMemory
+from sdm.models.model_config import ModelConfig
 from sdm.ranks import leave
 from sdm.reproduce.recipes.registry import recipe
+from sdm.run.config import ComputeConfig, MonitorConfig, ScheduleConfig, TrainConfig
 from sdm.run.mesh import MeshConfig
-from sdm.training import ComputeConfig, ModelConfig, MonitorConfig, ScheduleConfig, TrainConfig, Trainer
+from sdm.training import Trainer
 from sdm.training.parallel import local
 
 VOCABULARY = 258  # bytes, and two tokens besides
@@ -91,7 +93,7 @@ def _measure(folder: Path, case: Case) -> list[dict[str, int]]:
     for _ in range(2):
         trainer.train_step()
     own = {"peak": _status("VmHWM") - before, "tables": _tables(trainer)}
-    said = trainer.ranks.together(lambda: own)
+    said = trainer.ranks.gather_call(lambda: own)
     trainer.close()
     return said
 
@@ -125,12 +127,12 @@ def speed(folder: Path, kind: str, turns: int, steps: int) -> None:
     for turn in range(turns):
         while not (folder / f"{name}-{turn}").exists():
             time.sleep(0.01)
-        trainer.ranks.together(lambda: None)
+        trainer.ranks.gather_call(lambda: None)
         wall, busy = time.perf_counter(), time.process_time()
         for _ in range(steps):
             trainer.train_step()
         wall, busy = time.perf_counter() - wall, time.process_time() - busy
-        said = trainer.ranks.together(lambda busy=busy: busy)  # type: ignore[misc]
+        said = trainer.ranks.gather_call(lambda busy=busy: busy)  # type: ignore[misc]
         if trainer.ranks.first:
             print(json.dumps({"wall": wall / steps, "busy": max(said) / steps}), flush=True)
     trainer.close()

@@ -20,11 +20,11 @@ from pathlib import Path
 
 from _harness import Ratio, report
 from _rank_jobs import VOCABULARY, Case
+from sdm.models.model_config import ModelConfig
 from sdm.plan import Workload
 from sdm.plan.memory import memory
 from sdm.plan.rehearsal import rehearse
 from sdm.run.mesh import Mesh
-from sdm.training import ModelConfig
 
 WORKER = Path(__file__).with_name("_rank_jobs.py")
 LONG = {"hidden_size": 256, "num_hidden_layers": 4, "num_slots": 4096, "num_writes": 32, "num_reads": 32}

@@ -19,15 +19,9 @@ import torch
 from _harness import Ratio, peak_memory, report, time_interleaved
 from sdm.data import Batches, CorpusConfig, RecallConfig
 from sdm.models import SDMForCausalLM
-from sdm.training import (
-    CheckpointConfig,
-    ComputeConfig,
-    ModelConfig,
-    MonitorConfig,
-    ScheduleConfig,
-    TrainConfig,
-    Trainer,
-)
+from sdm.models.model_config import ModelConfig
+from sdm.run.config import CheckpointConfig, ComputeConfig, MonitorConfig, ScheduleConfig, TrainConfig
+from sdm.training import Trainer
 from sdm.training.optimizer import make_optimizer
 
 LONG, SHORT = 131_072, 8192

@@ -9,7 +9,9 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 import sdm.models  # noqa: F401, registers the model with transformers
 from sdm.data import CorpusConfig
-from sdm.training import ModelConfig, MonitorConfig, OptimConfig, ScheduleConfig, TrainConfig, Trainer
+from sdm.models.model_config import ModelConfig
+from sdm.run.config import MonitorConfig, OptimConfig, ScheduleConfig, TrainConfig
+from sdm.training import Trainer
 
 folder = Path(tempfile.mkdtemp())
 

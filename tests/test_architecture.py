@@ -15,7 +15,7 @@ import sdm
 
 ROOT = Path(sdm.__file__).parent
 
-# Who may import whom: a package may import those in its own set, and itself. `errors`, `files`, `ending` and `ranks`
+# Who may import whom: a package may import those in its own set, and itself. `errors`, `files`, `signals` and `ranks`
 # are single modules.
 MAY_IMPORT: dict[str, set[str]] = {
     "native": set(),
@@ -24,21 +24,21 @@ MAY_IMPORT: dict[str, set[str]] = {
     "data": {"errors", "files"},
     "models": {"layers", "ops", "errors", "files"},
     "parallel": {"models", "layers", "ops"},
-    "run": {"parallel", "models", "layers", "ops", "data", "errors", "files", "ending", "ranks"},
+    "run": {"parallel", "models", "layers", "ops", "data", "errors", "files", "signals", "ranks"},
     "training": {
         *("parallel", "run", "models", "layers", "ops", "data"),
-        *("__version__", "errors", "files", "ending", "ranks"),
+        *("__version__", "errors", "files", "signals", "ranks"),
     },
     "plan": {"parallel", "run", "models", "layers"},
     "evaluation": {"run", "models", "layers", "ops", "data", "errors", "files", "ranks"},
     "analysis": {"plan", "evaluation", "run", "models", "layers", "ops", "native", "data", "errors", "files"},
     "reproduce": {
         *("plan", "training", "run", "evaluation", "analysis", "models", "layers", "ops", "data"),
-        *("errors", "files", "ending"),
+        *("errors", "files", "signals"),
     },
     "cli": {
         *("reproduce", "training", "run", "evaluation", "analysis", "models", "ops", "data"),
-        *("__version__", "errors", "files", "ending", "ranks"),
+        *("__version__", "errors", "files", "signals", "ranks"),
     },
 }
 HEAVY = {"transformers", "tokenizers", "safetensors", "tyro", "rich", "matplotlib", "numpy"}

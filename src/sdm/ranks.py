@@ -41,7 +41,7 @@ class Ranks:
         """Whether this is the rank that writes and shows what there is once."""
         return self.rank == 0
 
-    def together(self, action: Callable[[], T]) -> list[T]:
+    def gather_call(self, action: Callable[[], T]) -> list[T]:
         """Every rank acts. All get what came of it, by rank."""
         if self.size == 1:
             return [action()]
@@ -59,15 +59,15 @@ class Ranks:
                 raise RankError(f"rank {rank}: {reason}")
         return [result for result, _ in said]
 
-    def once(self, action: Callable[[], T]) -> T:
+    def on_rank0(self, action: Callable[[], T]) -> T:
         """The first rank acts. All get what came of it."""
-        return self.together(lambda: action() if self.first else None)[0]  # type: ignore[return-value]
+        return self.gather_call(lambda: action() if self.first else None)[0]  # type: ignore[return-value]
 
-    def in_turn(self, action: Callable[[], T]) -> T:
+    def local_rank0_first(self, action: Callable[[], T]) -> T:
         """Every rank acts, one of each machine before the others: those find what it has left on the disk."""
         results: list[T] = []
         for turn in (True, False):
-            self.together(lambda turn=turn: results.append(action()) if self._leads == turn else None)  # type: ignore[misc]
+            self.gather_call(lambda turn=turn: results.append(action()) if self._leads == turn else None)  # type: ignore[misc]
             if self.size == 1:
                 break
         return results[0]

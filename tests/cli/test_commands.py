@@ -17,9 +17,9 @@ from safetensors.torch import load_file, save_file
 import sdm
 from models.test_interoperation import tiny_tokenizer
 from sdm.cli import main
-from sdm.ending import ending_with_one_message
 from sdm.files import DamagedFile
 from sdm.models.ladder import LEVELS
+from sdm.signals import ending_with_one_message
 from sdm.training import Trainer
 from tiny_models import tiny_model
 from training.runs import text_run

@@ -40,7 +40,7 @@ def test_amid_imports(tmp_path: Path, module: str) -> None:
 GENERATING = """
 import sys
 from pathlib import Path
-from sdm.ending import PostponedSignals
+from sdm.signals import PostponedSignals
 from sdm.cli import main
 enter = PostponedSignals.__enter__
 def enter_and_say(self):
@@ -103,7 +103,7 @@ def test_evaluating(tmp_path: Path) -> None:
     _describe(Job("run", recall_run(), {"recall": Recall()}), run)
     code = SLEEPING.format(mark=str(mark)) + (
         "import sys\nimport sdm.evaluation.recall as recall\n"
-        "from sdm.ending import CONTINUES, ending_with_one_message\n"
+        "from sdm.signals import CONTINUES, ending_with_one_message\n"
         "from sdm.reproduce.worker import run_job\nrecall.ask = sleep\n"
         "with ending_with_one_message(CONTINUES):\n    run_job(Path(sys.argv[1]))"
     )

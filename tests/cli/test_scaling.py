@@ -13,8 +13,9 @@ from sdm.analysis.trained_runs import ladders, trained_run
 from sdm.cli import main
 from sdm.models import cost
 from sdm.run import Run
+from sdm.run.config import TrainConfig
 from sdm.run.model import SavedModel
-from sdm.training import TrainConfig, Trainer
+from sdm.training import Trainer
 from training.runs import MODEL, recall_run, text_run
 
 WIDTHS = (8, 16, 24, 32)

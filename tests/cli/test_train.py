@@ -19,8 +19,9 @@ from sdm.data.published_config import MADTask
 from sdm.data.task_config import SyntheticTask
 from sdm.reproduce.recipes import RECIPES, recipe
 from sdm.reproduce.recipes.registry import SHORT_NAMES, parameters
+from sdm.run.config import ScheduleConfig
 from sdm.run.config_file import from_json
-from sdm.training import ScheduleConfig, TrainingError
+from sdm.run.errors import TrainingError
 from training.runs import text_run
 
 

@@ -19,7 +19,8 @@ from sdm.layers.state import check_state
 from sdm.models.layer_cost import LayerCost
 from sdm.models.layer_types import LAYER_TYPES, LayerType, register
 from sdm.models.layer_types.token_shift import NoFields
-from sdm.training import ModelConfig, Trainer
+from sdm.models.model_config import ModelConfig
+from sdm.training import Trainer
 from tiny_models import tiny_config, tokens
 from training.runs import recall_run, text_run
 

@@ -28,8 +28,8 @@ from sdm.reproduce import progress
 from sdm.reproduce.jobs import Job, JobFailed, Outcome, Standing, run_jobs
 from sdm.reproduce.progress import make_progress, time_left
 from sdm.run import Run
+from sdm.run.config import ScheduleConfig
 from sdm.run.config_file import to_json
-from sdm.training import ScheduleConfig
 from training.runs import recall_run, text_run
 
 RECALL = {"recall": Recall()}
@@ -223,11 +223,11 @@ def test_damaged_files_of_jobs(tmp_path: Path) -> None:
 JOBS = """
 import sys
 from pathlib import Path
-from sdm.ending import CONTINUES, ending_with_one_message
+from sdm.signals import CONTINUES, ending_with_one_message
 from sdm.evaluation.recall import Recall
 from sdm.reproduce.jobs import Job, run_jobs
 from training.runs import recall_run
-from sdm.training import ScheduleConfig
+from sdm.run.config import ScheduleConfig
 jobs = [
     Job("done", recall_run(), {"recall": Recall()}, work=2.0),
     Job("a", recall_run(schedule=ScheduleConfig(steps=100_000, warmup=2)), {"recall": Recall()}),

@@ -35,7 +35,8 @@ from sdm.reproduce.studies.mini.reproduce import reproduce_mini
 from sdm.reproduce.studies.mini.results import Cells, above_zero, below_zero, late, shown
 from sdm.reproduce.studies.mini.showing import verdict
 from sdm.run import Run
-from sdm.training import ScheduleConfig, TrainConfig, TrainingError
+from sdm.run.config import ScheduleConfig, TrainConfig
+from sdm.run.errors import TrainingError
 from training.runs import text_run
 
 QUIET = Console(file=io.StringIO())

@@ -15,8 +15,9 @@ from sdm.reproduce.recipes.long_context import paper_steps
 from sdm.reproduce.recipes.recall import recall
 from sdm.reproduce.recipes.registry import SHORT_NAMES, describe
 from sdm.reproduce.recipes.small_code import small_code
+from sdm.run.config import TrainConfig
 from sdm.run.config_file import from_json, to_json
-from sdm.training import TrainConfig, TrainingError
+from sdm.run.errors import TrainingError
 from training.runs import MODEL
 
 

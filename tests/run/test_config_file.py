@@ -9,8 +9,9 @@ from typing import Any
 
 import pytest
 
+from sdm.run.config import ComputeConfig, ScheduleConfig, TrainConfig
 from sdm.run.config_file import from_json, read_config, to_json, write_config
-from sdm.training import ComputeConfig, ScheduleConfig, TrainConfig, TrainingError
+from sdm.run.errors import TrainingError
 from training.runs import recall_run, text_run
 
 

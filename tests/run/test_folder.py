@@ -8,8 +8,9 @@ import pytest
 import torch
 
 from sdm.run import Run
+from sdm.run.errors import TrainingError
 from sdm.run.model import SavedModel
-from sdm.training import Trainer, TrainingError
+from sdm.training import Trainer
 from training.runs import STEPS, recall_run
 
 

@@ -6,8 +6,9 @@ from dataclasses import replace
 
 import pytest
 
-from sdm.run.mesh import Mesh, resolve, valid_meshes
-from sdm.training import ComputeConfig, MeshConfig, TrainConfig, TrainingError
+from sdm.run.config import ComputeConfig, TrainConfig
+from sdm.run.errors import TrainingError
+from sdm.run.mesh import Mesh, MeshConfig, resolve, valid_meshes
 from training.runs import MODEL, recall_run
 
 

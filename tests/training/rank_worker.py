@@ -20,8 +20,9 @@ from torch.distributed.tensor import DTensor
 
 from sdm.errors import UserError
 from sdm.ranks import leave
+from sdm.run.config import TrainConfig
 from sdm.run.config_file import from_json
-from sdm.training import TrainConfig, Trainer, alike
+from sdm.training import Trainer, alike
 from sdm.training.parts import tensors_of
 
 

@@ -9,15 +9,9 @@ from typing import Any
 import torch
 
 from sdm.data import CorpusConfig, RecallConfig
-from sdm.training import (
-    CheckpointConfig,
-    ComputeConfig,
-    ModelConfig,
-    MonitorConfig,
-    ScheduleConfig,
-    TrainConfig,
-    Trainer,
-)
+from sdm.models.model_config import ModelConfig
+from sdm.run.config import CheckpointConfig, ComputeConfig, MonitorConfig, ScheduleConfig, TrainConfig
+from sdm.training import Trainer
 
 MODEL = ModelConfig(
     hidden_size=16,

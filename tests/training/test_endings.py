@@ -16,16 +16,19 @@ from typing import Any
 
 import pytest
 
+from sdm.run.config import CheckpointConfig, MonitorConfig, ScheduleConfig
 from sdm.run.config_file import to_json
-from sdm.training import CheckpointConfig, MonitorConfig, ScheduleConfig, Trainer, TrainingStopped
+from sdm.run.errors import TrainingStopped
+from sdm.training import Trainer
 from training.runs import assert_same, recall_run, train
 
 WORKER = """
 import json, sys, torch
 from pathlib import Path
 torch.set_num_threads(1)
-from sdm.ending import ending_with_one_message
-from sdm.training import TrainConfig, Trainer
+from sdm.signals import ending_with_one_message
+from sdm.run.config import TrainConfig
+from sdm.training import Trainer
 from sdm.run.config_file import from_json
 with ending_with_one_message():
     Trainer(from_json(TrainConfig, json.loads(sys.argv[2])), Path(sys.argv[1])).run()

@@ -18,8 +18,10 @@ from sdm.files import write_json
 from sdm.models import SDMForCausalLM
 from sdm.models.manifest import write_manifest
 from sdm.run.checkpoint import CheckpointStore
+from sdm.run.config import CheckpointConfig
+from sdm.run.errors import TrainingError
 from sdm.run.model import export_run
-from sdm.training import CheckpointConfig, Trainer, TrainingError
+from sdm.training import Trainer
 from training.runs import MODEL, assert_same, recall_run, text_run, train
 
 

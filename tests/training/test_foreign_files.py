@@ -12,7 +12,8 @@ import torch
 
 from sdm.reproduce.jobs import Job, run_jobs
 from sdm.run.checkpoint import CheckpointError, CheckpointStore
-from sdm.training import Trainer, TrainingError
+from sdm.run.errors import TrainingError
+from sdm.training import Trainer
 from training.runs import assert_same, recall_run, train
 from training.test_export import content
 

@@ -11,8 +11,8 @@ import pytest
 from sdm.cli import main
 from sdm.cli.train_options import parse
 from sdm.run.checkpoint import CheckpointError, verify
+from sdm.run.errors import TrainingError
 from sdm.run.export import check_replaceable
-from sdm.training import TrainingError
 from training.runs import recall_run, train
 
 DEEP = b"[" * 100_000

@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
+from sdm.run.config import CheckpointConfig, MonitorConfig
 from sdm.run.config_file import to_json
-from sdm.training import CheckpointConfig, MonitorConfig
 from training.runs import text_run
 
 # Imports once, then forks: every run is a process of its own, which kills itself at one of its operations on files.
@@ -19,7 +19,8 @@ import json, os, random, shutil, signal, sys, torch
 from pathlib import Path
 torch.set_num_threads(1)
 from safetensors.torch import load_file, save
-from sdm.training import TrainConfig, Trainer
+from sdm.run.config import TrainConfig
+from sdm.training import Trainer
 from sdm.run.config_file import from_json
 
 root, config, trials = Path(sys.argv[1]), from_json(TrainConfig, json.loads(sys.argv[2])), int(sys.argv[3])

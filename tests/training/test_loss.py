@@ -14,7 +14,8 @@ from helpers import assert_close
 from sdm.data import Batch
 from sdm.models import SDMForCausalLM
 from sdm.models.likelihood import States, nll
-from sdm.training import ComputeConfig, MonitorConfig, Trainer
+from sdm.run.config import ComputeConfig, MonitorConfig
+from sdm.training import Trainer
 from tiny_models import VOCABULARY, tiny_config, tiny_model
 from training.runs import MODEL, assert_same, recall_run, text_run, train
 

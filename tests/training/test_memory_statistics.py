@@ -12,7 +12,8 @@ import torch
 from sdm.layers import ShiftedKeys, SparseDeltaMemory
 from sdm.layers.memory_statistics import normalized_entropy
 from sdm.run import Run
-from sdm.training import ComputeConfig, MonitorConfig, ScheduleConfig, Trainer
+from sdm.run.config import ComputeConfig, MonitorConfig, ScheduleConfig
+from sdm.training import Trainer
 from sdm.training.memory_statistics import MemoryStatistics
 from tiny_models import VOCABULARY, tiny_model
 from training.runs import recall_run, text_run

@@ -11,7 +11,8 @@ import pytest
 from rich.console import Console
 
 from sdm.run import Run
-from sdm.training import MonitorConfig, TrainingError
+from sdm.run.config import MonitorConfig
+from sdm.run.errors import TrainingError
 from sdm.training.monitor import LiveDisplay, Monitor
 
 METRICS = {

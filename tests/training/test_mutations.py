@@ -17,8 +17,9 @@ import sdm
 from sdm.data import load_tokenizer
 from sdm.models import SDMForCausalLM
 from sdm.run.checkpoint import CheckpointStore
+from sdm.run.config import CheckpointConfig
 from sdm.run.model import export_run
-from sdm.training import CheckpointConfig, Trainer
+from sdm.training import Trainer
 from sdm.training.initial_weights import load_weights
 from tiny_models import tiny_model, tokens
 from training.runs import text_run

@@ -9,8 +9,9 @@ import pytest
 import torch
 
 from sdm.ranks import Ranks
+from sdm.run.config import ComputeConfig
 from sdm.run.mesh import Mesh
-from sdm.training import ComputeConfig, Trainer
+from sdm.training import Trainer
 from sdm.training.parallel import Parallel
 from training.runs import text_run
 

@@ -17,23 +17,20 @@ from sdm.data import open_data
 from sdm.errors import UserError
 from sdm.models import SDMForCausalLM, cost
 from sdm.models.configuration import model_fields
-from sdm.run.config_file import differences, from_json, read_config, to_json, write_config
-from sdm.run.mesh import Mesh
-from sdm.training import (
+from sdm.models.model_config import ModelConfig
+from sdm.run.config import (
     CheckpointConfig,
     ComputeConfig,
     GuardConfig,
-    ModelConfig,
     MonitorConfig,
     OptimConfig,
     ScheduleConfig,
     TrainConfig,
-    Trainer,
-    TrainingError,
-    TrainingStopped,
-    calibration,
-    preflight,
 )
+from sdm.run.config_file import differences, from_json, read_config, to_json, write_config
+from sdm.run.errors import TrainingError, TrainingStopped
+from sdm.run.mesh import Mesh
+from sdm.training import Trainer, calibration, preflight
 from sdm.training.guards import Guard
 from sdm.training.optimizer import make_optimizer, set_learning_rate
 from sdm.training.schedule import learning_rate_factor

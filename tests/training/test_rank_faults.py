@@ -19,8 +19,8 @@ import pytest
 
 from sdm.models.saved_folder import load_model
 from sdm.run import Run
+from sdm.run.config import CheckpointConfig, ComputeConfig, MonitorConfig, ScheduleConfig, TrainConfig
 from sdm.run.config_file import to_json
-from sdm.training import CheckpointConfig, ComputeConfig, MonitorConfig, ScheduleConfig, TrainConfig
 from training.runs import assert_same, recall_run, text_run
 from training.test_ranks import TESTS, assert_near, launch
 
@@ -30,9 +30,10 @@ CODE = """
 import json, sys, torch
 from pathlib import Path
 torch.set_num_threads(1)
-from sdm.ending import ending_with_one_message
+from sdm.signals import ending_with_one_message
 from sdm.run.config_file import from_json
-from sdm.training import TrainConfig, Trainer
+from sdm.run.config import TrainConfig
+from sdm.training import Trainer
 with ending_with_one_message():
     Trainer(from_json(TrainConfig, json.loads(Path(sys.argv[1]).read_text())), Path(sys.argv[2])).run()
 """

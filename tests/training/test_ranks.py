@@ -21,10 +21,11 @@ from torch import Tensor
 
 from sdm.models.saved_folder import load_model
 from sdm.run import Run
+from sdm.run.config import ComputeConfig, MonitorConfig, OptimConfig, ScheduleConfig, TrainConfig
 from sdm.run.config_file import to_json
 from sdm.run.mesh import MeshConfig
 from sdm.run.model import restore
-from sdm.training import ComputeConfig, MonitorConfig, OptimConfig, ScheduleConfig, TrainConfig, Trainer
+from sdm.training import Trainer
 from training.rank_worker import main as perform_jobs
 from training.runs import recall_run, text_run
 

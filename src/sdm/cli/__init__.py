@@ -24,7 +24,7 @@ from sdm.cli.ruler import Ruler
 from sdm.cli.scaling import Scaling
 from sdm.cli.tokenizer import Tokenizer
 from sdm.cli.train import Train
-from sdm.ending import ending_with_one_message
+from sdm.signals import ending_with_one_message
 
 COMMANDS: dict[str, Any] = {
     "train": Train,

@@ -13,9 +13,9 @@ from typing import Annotated, Any
 import tyro
 
 from sdm.cli.command import Command
-from sdm.ending import PostponedSignals
 from sdm.errors import UserError
 from sdm.files import explained
+from sdm.signals import PostponedSignals
 
 
 @dataclass(frozen=True)

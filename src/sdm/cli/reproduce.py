@@ -10,8 +10,8 @@ import tyro
 
 from sdm.cli.command import Command
 from sdm.cli.crossover import Crossover
-from sdm.ending import CONTINUES
 from sdm.errors import UserError
+from sdm.signals import CONTINUES
 
 
 @dataclass(frozen=True)

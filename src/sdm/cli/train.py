@@ -8,7 +8,7 @@ from typing import Annotated
 import tyro
 
 from sdm.cli.command import Command
-from sdm.ending import CONTINUES
+from sdm.signals import CONTINUES
 
 
 @dataclass(frozen=True)

@@ -17,8 +17,10 @@ import tyro
 from sdm.cli.command import Command
 from sdm.reproduce.recipes.registry import RECIPES, SHORT_NAMES, find, listing, parameters, recipe
 from sdm.run import Run
+from sdm.run.config import TrainConfig
 from sdm.run.config_file import to_json
-from sdm.training import TrainConfig, Trainer, TrainingError
+from sdm.run.errors import TrainingError
+from sdm.training import Trainer
 
 USAGE = """usage: sdm train RECIPE [--OPTION VALUE ...]
 

@@ -61,13 +61,13 @@ def _together(
     ranks: Ranks,
 ) -> list[Results]:
     sessions = [_Session(name, measurement, subject, folder, limit, ranks) for subject, folder in subjects]
-    ranks.together(lambda: None)  # until everybody has read what is done
+    ranks.gather_call(lambda: None)  # until everybody has read what is done
     with ExitStack() as stack:
         for session in sessions:
             stack.enter_context(session.folder.open())
         together = False
         try:
-            ranks.together(lambda: _take_turns([session.run(listener) for session in sessions]))
+            ranks.gather_call(lambda: _take_turns([session.run(listener) for session in sessions]))
             together = True
         finally:
             for session in sessions:

@@ -26,9 +26,10 @@ from sdm.files import CHECKSUM, DamagedFile, read_checked_json, read_json, write
 from sdm.reproduce.measure import FACTS, kind_of, measurement_of, older_measurement
 from sdm.reproduce.pool import Pool
 from sdm.run import Run
+from sdm.run.config import TrainConfig
 from sdm.run.config_file import from_json, to_json
+from sdm.run.errors import TrainingError
 from sdm.run.folder import changed_fields
-from sdm.training import TrainConfig, TrainingError
 
 JOB, LOG = "job.json", "log.txt"
 LOG_LINES = 12

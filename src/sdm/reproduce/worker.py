@@ -12,14 +12,14 @@ import traceback
 from dataclasses import replace
 from pathlib import Path
 
-from sdm.ending import CONTINUES, ending_with_one_message
 from sdm.errors import UserError
 from sdm.files import read_json, write_checked_json
 from sdm.reproduce.jobs import JOB, LOG
 from sdm.reproduce.measure import facts_of, measure, measurement_of
 from sdm.run import Run
+from sdm.run.config import TrainConfig
 from sdm.run.config_file import from_json
-from sdm.training import TrainConfig
+from sdm.signals import CONTINUES, ending_with_one_message
 from sdm.training.trainer import Trainer
 
 

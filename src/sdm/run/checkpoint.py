@@ -67,12 +67,12 @@ class CheckpointStore:
 
         try:
             with contextlib.ExitStack() as stack:
-                temporary = ranks.once(begin)
+                temporary = ranks.on_rank0(begin)
                 save_tensors(temporary, tensors)
                 entries = dict(
-                    chain(*(written.items() for written in ranks.together(lambda: self._written(temporary))))
+                    chain(*(written.items() for written in ranks.gather_call(lambda: self._written(temporary))))
                 )
-                ranks.once(complete)
+                ranks.on_rank0(complete)
         except (OSError, ForeignFileError, CheckpointException, SafetensorError, RankError) as error:
             newest = max(self.steps(), default=None)
             kept = "there is no older one" if newest is None else f"step {newest} is the newest complete one"
@@ -81,7 +81,7 @@ class CheckpointStore:
             ) from error
         self._current = step
         if prune:
-            ranks.once(lambda: self._prune(step))
+            ranks.on_rank0(lambda: self._prune(step))
         return path
 
     def _written(self, folder: Path) -> dict[str, Any]:
@@ -122,7 +122,7 @@ class CheckpointStore:
         what belongs to it; when that fails, the checkpoint counts as damaged. By ranks."""
 
         def read(path: Path) -> dict[str, Any]:
-            state = self._ranks.together(lambda: verify(path, self._ranks))[0]
+            state = self._ranks.gather_call(lambda: verify(path, self._ranks))[0]
             take(state)
             self._current = state["step"]
             return state
@@ -141,7 +141,7 @@ class CheckpointStore:
     ) -> dict[str, Any] | None:
         """The first one, from the newest on, that can be read. A process that trains may replace them meanwhile."""
         for _ in range(TRIES):
-            steps = ranks.once(self.steps)
+            steps = ranks.on_rank0(self.steps)
             for path in map(self.path, reversed(steps)):
                 try:
                     return read(path)
@@ -150,7 +150,7 @@ class CheckpointStore:
                         announce(f"{error}; trying the one before")
             if not steps:
                 return None
-            if ranks.once(self.steps) == steps:
+            if ranks.on_rank0(self.steps) == steps:
                 raise CheckpointError(
                     f"all {len(steps)} checkpoints in {self.folder} are damaged: restore one from a copy, or start a "
                     "new run in another folder"

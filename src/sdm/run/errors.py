@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from sdm.ending import Stopped
 from sdm.errors import UserError
+from sdm.signals import Stopped
 
 
 class TrainingError(UserError):

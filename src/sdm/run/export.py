@@ -57,12 +57,12 @@ def export_model(
 
     try:
         with contextlib.ExitStack() as stack, no_progress_bar():
-            temporary = ranks.once(begin)
+            temporary = ranks.on_rank0(begin)
             if ranks.size == 1:
                 model.save_pretrained(temporary)
             else:
                 save_shared(model, model_tensors(model) if shares is None else shares(), temporary, ranks)
-            ranks.once(complete)
+            ranks.on_rank0(complete)
     except (TrainingError, RankError):
         raise
     except (OSError, SafetensorError, ValueError) as error:

@@ -32,8 +32,8 @@ def save_shared(model: SDMForCausalLM, tensors: dict[str, Tensor], folder: Path,
             whole = _whole(tensors[name])
             if own:
                 gathered[name] = whole.detach().cpu().contiguous()
-        ranks.together(lambda: save_file(gathered, folder / file, {"format": "pt"}) if own else None)  # noqa: B023
-    ranks.once(lambda: _write_rest(model, tensors, places, folder))
+        ranks.gather_call(lambda: save_file(gathered, folder / file, {"format": "pt"}) if own else None)  # noqa: B023
+    ranks.on_rank0(lambda: _write_rest(model, tensors, places, folder))
 
 
 def plan(tensors: dict[str, Tensor], largest: int) -> dict[str, list[str]]:

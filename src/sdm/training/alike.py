@@ -31,7 +31,7 @@ def of_data(*sources: BatchSource | None) -> dict[str, Any]:
 
 def check_alike(ranks: Ranks, own: dict[str, Any]) -> None:
     """Raise on a rank that differs from the first one, and with it on all."""
-    first = ranks.together(lambda: own)[0]
+    first = ranks.gather_call(lambda: own)[0]
 
     def compare() -> None:
         found = [entry for entry in differences(first, own) if entry[0] not in OWN]
@@ -40,4 +40,4 @@ def check_alike(ranks: Ranks, own: dict[str, Any]) -> None:
         what = "; ".join(f"{name} is {ours!r} here and {theirs!r} on rank 0" for name, theirs, ours in found[:5])
         raise TrainingError(f"the process on {platform.node()} is not of this run: {what}")
 
-    ranks.together(compare)
+    ranks.gather_call(compare)

@@ -9,12 +9,12 @@ from datetime import timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
-from sdm.ending import silence
 from sdm.files import write_bytes
 from sdm.run import Run
 from sdm.run.config import MonitorConfig
 from sdm.run.errors import TrainingError
 from sdm.run.folder import step_of
+from sdm.signals import silence
 
 if TYPE_CHECKING:
     from rich.console import Console

@@ -25,7 +25,6 @@ from torch import Tensor
 from sdm.data.batch import Batch, BatchSource
 from sdm.data.config import CorpusConfig
 from sdm.data.loader import open_data
-from sdm.ending import Interrupted, PostponedSignals, silence
 from sdm.files import remove_leftovers
 from sdm.layers.memory_statistics import evaluating
 from sdm.models import SDMConfig, SDMForCausalLM
@@ -37,6 +36,7 @@ from sdm.run.config_file import to_json
 from sdm.run.errors import TrainingError, TrainingStopped
 from sdm.run.export import check_replaceable, export_model
 from sdm.run.folder import TOKENIZER
+from sdm.signals import Interrupted, PostponedSignals, silence
 from sdm.training import calibration, preflight
 from sdm.training.alike import check_alike, of_data, of_process
 from sdm.training.carried import CarriedStates
@@ -69,9 +69,9 @@ class Trainer:
         self.ranks = self.parallel.ranks
         try:
             check_alike(self.ranks, of_process(config))
-            self.ranks.once(self._claim)
+            self.ranks.on_rank0(self._claim)
             self._prepare()
-            self._tokenizer_files = self.ranks.once(lambda: self.this_run.record(config, self.tokenizer))
+            self._tokenizer_files = self.ranks.on_rank0(lambda: self.this_run.record(config, self.tokenizer))
         except OSError as error:
             self.close()
             raise TrainingError(f"the run in {folder} cannot start: {error}") from error
@@ -92,14 +92,14 @@ class Trainer:
         self.monitor: Monitor = (
             Monitor(self.this_run, config.monitor, config.schedule.steps) if self.ranks.first else NoMonitor()
         )
-        self.data = self.ranks.in_turn(lambda: self._open("train"))
-        self.held_out = self.ranks.in_turn(lambda: self._open("valid")) if self._validates() else None
+        self.data = self.ranks.local_rank0_first(lambda: self._open("train"))
+        self.held_out = self.ranks.local_rank0_first(lambda: self._open("valid")) if self._validates() else None
         check_alike(self.ranks, of_data(self.data, self.held_out))
         self.tokenizer = getattr(self.data, "tokenizer", None)
         eos_id = None if self.tokenizer is None else self.tokenizer.eos_id
         model_config = config.model.build(self.data.vocab_size, eos_id)
         needs = lambda: preflight.check(config, model_config, self.data, self.device, self.parallel.mesh)  # noqa: E731
-        self.monitor.message(self.ranks.together(needs)[0])
+        self.monitor.message(self.ranks.gather_call(needs)[0])
 
         self.model = self._build(model_config)
         self._pieces = self.parallel.pieces(self.data.batch_size, config.compute.accumulation)
@@ -136,9 +136,9 @@ class Trainer:
             model = SDMForCausalLM(config).train()
         if self.ranks.size == 1:
             torch.nn.Module.to(model, self.device)
-        path, begun = self.config.init_from, self.ranks.once(self.this_run.has_begun)
+        path, begun = self.config.init_from, self.ranks.on_rank0(self.this_run.has_begun)
         if path is not None and not begun:
-            self.ranks.once(lambda: load_weights(model, path, self.tokenizer))
+            self.ranks.on_rank0(lambda: load_weights(model, path, self.tokenizer))
         if self.config.compute.checkpointing == "block":
             model.gradient_checkpointing_enable({"use_reentrant": False, "preserve_rng_state": False})
         if self.config.compute.compile:
@@ -352,7 +352,7 @@ class Trainer:
 
     def save(self) -> Path:
         """Write a checkpoint of everything that the next step depends on."""
-        self.ranks.together(lambda: self.guard.check_weights(self.step, self.model, self._advice))
+        self.ranks.gather_call(lambda: self.guard.check_weights(self.step, self.model, self._advice))
         state = {"config": to_json(self.config), TOKENIZER: self._tokenizer_files, "parts": notes_of(self.parts)}
         # Weights that may have diverged must not push out good ones.
         healthy = self.guard.spikes == 0
@@ -360,7 +360,7 @@ class Trainer:
 
     def resume(self) -> None:
         """Continue from the newest good checkpoint, if there is one."""
-        self.ranks.once(self.store.remove_leftovers)
+        self.ranks.on_rank0(self.store.remove_leftovers)
         state = self.store.newest(self.monitor.message, self._restore)
         self.monitor.rewind(self.step)
         if state is not None:

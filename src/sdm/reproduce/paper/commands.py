@@ -12,8 +12,8 @@ from sdm.errors import UserError
 from sdm.evaluation.ruler.measurement import LENGTHS
 from sdm.plan import ACCELERATORS, Workload, make_plan
 from sdm.reproduce.paper.runs import PaperRun
+from sdm.run.config import TrainConfig
 from sdm.run.mesh import Mesh, MeshConfig, valid_meshes
-from sdm.training import TrainConfig
 
 MOST_CONTEXT = 64  # ranks for one sequence
 TASKS = "data/tasks"  # datasets of the short-context tasks

@@ -19,7 +19,7 @@ from sdm.errors import UserError
 from sdm.models.ladder import LEVELS
 from sdm.reproduce.recipes.ladder import BATCH_TOKENS, ladder
 from sdm.reproduce.recipes.long_context import LENGTH, PAPER_TOKENS, lengthen, paper_steps
-from sdm.training import TrainConfig
+from sdm.run.config import TrainConfig
 
 MIXED = ("full_attention", "sdm")
 MIXED_LEVELS = range(1, 9)

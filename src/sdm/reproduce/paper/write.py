@@ -13,9 +13,9 @@ from sdm.plan import ACCELERATORS
 from sdm.reproduce.paper.commands import TASKS, Stage, measuring, shell, training, with_mesh
 from sdm.reproduce.paper.runs import PaperRun, paper_runs
 from sdm.run import Run
+from sdm.run.config import TrainConfig
 from sdm.run.config_file import write_config
 from sdm.run.folder import CONFIG
-from sdm.training import TrainConfig
 
 # Where the user puts what cannot come with this package.
 TEXT, CODE, TOKENIZER = "data/text", "data/code", "data/tokenizer"

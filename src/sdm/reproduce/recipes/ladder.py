@@ -15,17 +15,10 @@ from typing_extensions import Doc
 
 from sdm.data.config import CorpusConfig
 from sdm.models.ladder import LEVELS
+from sdm.models.model_config import ModelConfig
 from sdm.reproduce.recipes.parameters import GlobalLayer
-from sdm.training import (
-    CheckpointConfig,
-    ComputeConfig,
-    ModelConfig,
-    MonitorConfig,
-    OptimConfig,
-    ScheduleConfig,
-    TrainConfig,
-    TrainingError,
-)
+from sdm.run.config import CheckpointConfig, ComputeConfig, MonitorConfig, OptimConfig, ScheduleConfig, TrainConfig
+from sdm.run.errors import TrainingError
 
 SEQUENCE_LENGTH = 8192
 BATCH_TOKENS = 2**21

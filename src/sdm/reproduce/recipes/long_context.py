@@ -14,10 +14,12 @@ from typing import Annotated, Literal
 from typing_extensions import Doc
 
 from sdm.data.config import CorpusConfig
+from sdm.models.model_config import ModelConfig
 from sdm.reproduce.recipes.tiny import tiny_code
 from sdm.run import Run
+from sdm.run.config import ScheduleConfig, TrainConfig
+from sdm.run.errors import TrainingError
 from sdm.run.model import SavedModel
-from sdm.training import ModelConfig, ScheduleConfig, TrainConfig, TrainingError
 
 LENGTH = 131_072
 PAPER_TOKENS = {8: 4_000_000_000, 13: 16_000_000_000}  # by the level of the ladder

@@ -13,7 +13,7 @@ from dataclasses import replace
 from sdm.data.published_config import MADTask, MADTaskConfig
 from sdm.data.task_config import SyntheticConfig, SyntheticTask
 from sdm.reproduce.recipes.recall import recall
-from sdm.training import (
+from sdm.run.config import (
     CheckpointConfig,
     ComputeConfig,
     GuardConfig,

@@ -15,16 +15,9 @@ from typing_extensions import Doc
 
 from sdm.data.config import CorpusConfig
 from sdm.models import cost
-from sdm.training import (
-    CheckpointConfig,
-    ComputeConfig,
-    ModelConfig,
-    MonitorConfig,
-    OptimConfig,
-    ScheduleConfig,
-    TrainConfig,
-    TrainingError,
-)
+from sdm.models.model_config import ModelConfig
+from sdm.run.config import CheckpointConfig, ComputeConfig, MonitorConfig, OptimConfig, ScheduleConfig, TrainConfig
+from sdm.run.errors import TrainingError
 
 Architecture = Literal["sdm", "gdn", "full_attention", "mixed"]
 

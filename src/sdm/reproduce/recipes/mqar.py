@@ -13,7 +13,7 @@ from dataclasses import replace
 from sdm.data.published_config import MQARTaskConfig
 from sdm.reproduce.recipes.parameters import GlobalLayer
 from sdm.reproduce.recipes.recall import recall
-from sdm.training import CheckpointConfig, ComputeConfig, GuardConfig, MonitorConfig, ScheduleConfig, TrainConfig
+from sdm.run.config import CheckpointConfig, ComputeConfig, GuardConfig, MonitorConfig, ScheduleConfig, TrainConfig
 
 EPOCHS = 32
 

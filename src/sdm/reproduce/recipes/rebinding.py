@@ -10,7 +10,7 @@ from dataclasses import replace
 from sdm.data.config import NeedleConfig, RebindingConfig
 from sdm.reproduce.recipes.parameters import GlobalLayer
 from sdm.reproduce.recipes.recall import recall
-from sdm.training import TrainConfig
+from sdm.run.config import TrainConfig
 
 
 def rebinding(

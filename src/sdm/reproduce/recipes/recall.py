@@ -7,12 +7,12 @@ are small enough to learn recall in minutes, and they need help for it that the 
 from __future__ import annotations
 
 from sdm.data.config import RecallConfig
+from sdm.models.model_config import ModelConfig
 from sdm.reproduce.recipes.parameters import GlobalLayer
-from sdm.training import (
+from sdm.run.config import (
     CheckpointConfig,
     ComputeConfig,
     GuardConfig,
-    ModelConfig,
     MonitorConfig,
     OptimConfig,
     ScheduleConfig,

@@ -24,7 +24,8 @@ from sdm.reproduce.recipes.plain_code import plain_code
 from sdm.reproduce.recipes.rebinding import needle, rebinding
 from sdm.reproduce.recipes.recall import recall
 from sdm.reproduce.recipes.tiny import tiny_code, tiny_text
-from sdm.training import TrainConfig, TrainingError
+from sdm.run.config import TrainConfig
+from sdm.run.errors import TrainingError
 
 Recipe = Callable[..., TrainConfig]
 

@@ -9,16 +9,9 @@ alike; `DEVIATIONS` lists them wherever the numbers are shown.
 from __future__ import annotations
 
 from sdm.data.config import CorpusConfig
+from sdm.models.model_config import ModelConfig
 from sdm.reproduce.recipes.parameters import GlobalLayer
-from sdm.training import (
-    CheckpointConfig,
-    ComputeConfig,
-    ModelConfig,
-    MonitorConfig,
-    OptimConfig,
-    ScheduleConfig,
-    TrainConfig,
-)
+from sdm.run.config import CheckpointConfig, ComputeConfig, MonitorConfig, OptimConfig, ScheduleConfig, TrainConfig
 
 SHARED_DEVIATIONS = (
     "d = 64, four blocks (local, local, global, local) and a window of 16 instead of the ladder; 1.05M tokens of code "

@@ -3,15 +3,8 @@
 from __future__ import annotations
 
 from sdm.data.config import CorpusConfig
-from sdm.training import (
-    CheckpointConfig,
-    ComputeConfig,
-    ModelConfig,
-    MonitorConfig,
-    OptimConfig,
-    ScheduleConfig,
-    TrainConfig,
-)
+from sdm.models.model_config import ModelConfig
+from sdm.run.config import CheckpointConfig, ComputeConfig, MonitorConfig, OptimConfig, ScheduleConfig, TrainConfig
 
 
 def tiny_code() -> TrainConfig:

@@ -24,7 +24,7 @@ from sdm.reproduce.recipes.mini import RATES, WIDTHS, Architecture, mini
 from sdm.reproduce.studies.quick.jobs import GDN_RATES, KEY_DIMS, TRAINED_PAIRS, layout, recall_config
 from sdm.reproduce.studies.quick.jobs import SLOTS as RECALL_SLOTS
 from sdm.reproduce.work import work_of
-from sdm.training import TrainConfig
+from sdm.run.config import TrainConfig
 
 SEEDS = 3
 ARCHITECTURES: tuple[Architecture, ...] = get_args(Architecture)

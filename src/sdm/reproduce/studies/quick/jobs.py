@@ -17,7 +17,7 @@ from sdm.reproduce.recipes.parameters import GlobalLayer
 from sdm.reproduce.recipes.recall import KEY_CHANNELS, recall
 from sdm.reproduce.recipes.small_code import small_code
 from sdm.reproduce.work import work_of
-from sdm.training import TrainConfig
+from sdm.run.config import TrainConfig
 
 TRAINED_PAIRS = 256
 SEEDS = (0, 1, 2)
