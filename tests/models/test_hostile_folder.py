@@ -12,8 +12,11 @@ from typing import Any, NoReturn
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
+from transformers import AutoModelForCausalLM
+from transformers.utils import is_flash_attn_2_available
 
 from sdm.models import SDMConfig, modeling
+from sdm.models.config_file import check_attention_implementation
 from sdm.models.saved_folder import INDEX, WEIGHTS, load_config, load_model
 from tiny_models import STACKS, tiny_model, tokens
 
@@ -90,6 +93,30 @@ def test_a_config_that_names_other_weights(folder: Path) -> None:
     edit(folder / "config.json", transformers_weights="other.safetensors")
     with pytest.raises(ValueError, match="transformers_weights must be left out"):
         load_model(folder)
+
+
+@pytest.mark.parametrize("name", ["_attn_implementation", "attn_implementation", "_attn_implementation_internal"])
+@pytest.mark.parametrize(
+    "value", ["owner/kernel", "owner/kernel@main:f", {"": "owner/kernel"}, "paged|owner/kernel", [1]]
+)
+def test_a_config_that_names_a_kernel_of_a_hub(folder: Path, name: str, value: Any) -> None:
+    edit(folder / "config.json", **{name: value})
+    with pytest.raises(
+        ValueError, match=f"{name} must be one of eager, sdpa, .* not taken from a hub; remove the field"
+    ):
+        load_model(folder)
+    with pytest.raises(ValueError, match="not taken from a hub"):
+        AutoModelForCausalLM.from_pretrained(folder)
+
+
+def test_attention_implementations_of_foreign_configurations() -> None:
+    check_attention_implementation({"model_type": "llama", "_attn_implementation": "sdpa"})
+    check_attention_implementation({"text_config": {"_attn_implementation": None}, "hidden_size": 3})
+    with pytest.raises(ValueError, match="not taken from a hub"):
+        check_attention_implementation({"text_config": {"_attn_implementation": "owner/kernel"}})
+    if not is_flash_attn_2_available():  # transformers would take it from a hub instead
+        with pytest.raises(ValueError, match="not taken from a hub"):
+            check_attention_implementation({"_attn_implementation": "flash_attention_2"})
 
 
 @pytest.mark.parametrize(

@@ -6,9 +6,12 @@ file beside config.json that imports this package.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from os import PathLike
 from pathlib import Path
 from typing import Any
+
+from transformers.utils import is_flash_attn_2_available, is_flash_attn_3_available
 
 from sdm.files import write_bytes
 
@@ -37,6 +40,35 @@ def from_file(fields: dict[str, Any]) -> dict[str, Any]:
         if str(place).rpartition("--")[2] != _AUTO_MAP.get(name)
     }
     return fields | {"auto_map": others} if others else fields
+
+
+def check_attention_implementation(fields: Mapping[str, Any]) -> None:
+    """Refuse a config.json that names an attention kernel outside of the installed packages.
+
+    transformers takes "owner/kernel" for a kernel on a hub, downloads it and runs it. The same happens to
+    "flash_attention_2" where flash-attn is missing. This function is for the configuration of any model, and looks into
+    nested configurations too; it needs no network.
+
+    Args:
+        fields: the content of config.json.
+
+    Raises:
+        ValueError: if `_attn_implementation` or `attn_implementation` names anything but an installed implementation.
+    """
+    builtin = ["eager", "sdpa", "flex_attention"]
+    builtin += ["flash_attention_2"] if is_flash_attn_2_available() else []
+    builtin += ["flash_attention_3"] if is_flash_attn_3_available() else []
+    for name, value in fields.items():
+        if name.endswith("attn_implementation") or "attn_implementation_" in name:
+            # transformers takes a dictionary too, with an implementation for each nested configuration.
+            for implementation in value.values() if isinstance(value, Mapping) else [value]:
+                if implementation is not None and implementation not in builtin:
+                    raise ValueError(
+                        f"{name} must be one of {', '.join(builtin)}, got {implementation!r}: kernels are not taken "
+                        "from a hub; remove the field"
+                    )
+        elif isinstance(value, Mapping):
+            check_attention_implementation(value)
 
 
 def write_code(folder: str | PathLike[str]) -> None:

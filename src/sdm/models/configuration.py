@@ -138,6 +138,7 @@ class SDMConfig(PreTrainedConfig):
 
         A file may hold what this version does not know, and a user what he has set on a config. It is kept.
         """
+        config_file.check_attention_implementation(config_dict)
         config_dict = config_file.from_file(config_dict)
         given = {name: kwargs.pop(name) for name in list(kwargs) if name in model_fields()}
         if given.keys() & _PATTERN and "layer_types" not in given:
