@@ -20,7 +20,7 @@ ROOT = Path(sdm.__file__).parent
 MAY_IMPORT: dict[str, set[str]] = {
     "native": set(),
     "ops": {"native"},
-    "layers": {"ops"},
+    "layers": {"ops", "errors"},
     "data": {"errors", "files"},
     "models": {"layers", "ops", "errors", "files"},
     "parallel": {"models", "layers", "ops"},

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import logging
+
 import pytest
 
 from sdm.analysis.report import rich_table
-from sdm.cli.display import WIDTH, show
+from sdm.cli.display import WIDTH, logging_to_terminal, show
 from sdm.evaluation.report import Table
 
 
@@ -49,3 +51,29 @@ def test_a_single_column_is_folded(capsys: pytest.CaptureFixture[str]) -> None:
 def test_a_table_that_fits_is_left_alone(capsys: pytest.CaptureFixture[str]) -> None:
     show(rich_table(Table("", ["a model of forty characters, no less than", "nats"], [["x", "3.25"]], "")))
     assert "a model of forty characters, no less than" in capsys.readouterr().out
+
+
+def test_what_the_library_logs_is_on_standard_error(capsys: pytest.CaptureFixture[str]) -> None:
+    logger = logging.getLogger("sdm.data.corpus")
+    with logging_to_terminal():
+        logger.info("tokenizing %s", "code")
+        logger.debug("details")
+        logger.warning("slow")
+    logger.info("nobody shows this")
+    assert capsys.readouterr() == ("", "tokenizing code\nwarning: slow\n")
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "shown"),
+    [("SDM_LOG", "debug", "d\ni\nwarning: w\n"), ("SDM_LOG", "error", ""), ("RANK", "1", "warning: w\n")],
+)
+def test_the_level_of_what_is_shown(
+    name: str, value: str, shown: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv(name, value)
+    with logging_to_terminal():
+        logger = logging.getLogger("sdm")
+        logger.debug("d")
+        logger.info("i")
+        logger.warning("w")
+    assert capsys.readouterr().err == shown

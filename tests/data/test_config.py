@@ -10,7 +10,6 @@ import pytest
 
 from sdm.data import (
     CorpusConfig,
-    DataError,
     MADTaskConfig,
     MQARTaskConfig,
     NeedleConfig,
@@ -18,6 +17,7 @@ from sdm.data import (
     RecallConfig,
     SyntheticConfig,
 )
+from sdm.errors import UserError
 
 CONFIGS = [
     CorpusConfig,
@@ -76,7 +76,7 @@ CONFIGS = [
     ],
 )
 def test_impossible_values_name_their_field(make: type, changes: dict[str, Any], field: str) -> None:
-    with pytest.raises(DataError, match=field):
+    with pytest.raises(UserError, match=field):
         make(**changes)
 
 

@@ -15,6 +15,7 @@ from sdm.data import CorpusConfig, DataError, load_tokenizer, open_corpus, open_
 from sdm.data.bpe import BLOCK, cut_runs
 from sdm.data.mixture import Mixture
 from sdm.data.sources import _decompress_frames
+from sdm.errors import UserError
 
 
 def refusal(path: Path) -> str:
@@ -135,7 +136,7 @@ def test_vocabularies_of_too_many_digits(tmp_path: Path) -> None:
     ids=lambda fields: list(fields)[-1],
 )
 def test_numbers_beyond_all_measure(fields: dict[str, Any]) -> None:
-    with pytest.raises(DataError, match=list(fields)[-1]):
+    with pytest.raises(UserError, match=list(fields)[-1]):
         CorpusConfig(**fields)
 
 

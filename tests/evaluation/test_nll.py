@@ -94,7 +94,7 @@ def test_what_cannot_be_measured(folders: dict[str, Path], tmp_path: Path) -> No
     file.write_text('{"text": "fine"}\n\n{"text": "cut\n')
     with pytest.raises(DataError, match=r"broken\.jsonl, line 3 is not JSON"):
         Likelihood(data=(str(file),)).plan(subject)
-    with pytest.raises(DataError, match="context must be at least 1, got 0"):
+    with pytest.raises(UserError, match="context must be a positive integer, got 0"):
         Likelihood(context=0)
     short = open_subject(save_model(other_model("gpt2"), tmp_path / "gpt2"))
     long = tmp_path / "long.txt"

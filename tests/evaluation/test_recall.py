@@ -249,7 +249,7 @@ def test_several_models_have_a_figure_of_their_states(run: Path, tmp_path: Path,
         (["--task", "rebindin"], "there is no task 'rebindin'; did you mean rebinding"),
         (["--task", "mqar"], r"mqar has 8192 tokens, but \w+ takes \d+; it was trained on recall"),
         (["--sizes", "999"], "--sizes: recall has between 1 and num_keys"),
-        (["--rows", "0"], "rows must be at least 1"),
+        (["--rows", "0"], "rows must be a positive integer"),
         (["--task", "text-needle"], "has no tokenizer"),
     ],
 )

@@ -61,7 +61,7 @@ def test_what_cannot_be_measured(tmp_path: Path) -> None:
         Speed(lengths=())
     with pytest.raises(DataError, match="lengths must differ, got 8, 8"):
         Speed(lengths=(8, 8))
-    with pytest.raises(DataError, match="repeats must be at least 1, got 0"):
+    with pytest.raises(UserError, match="repeats must be a positive integer, got 0"):
         Speed(repeats=0)
     subject = open_subject(save_model(other_model("gpt2"), tmp_path / "gpt2"))
     with pytest.raises(UserError, match="gpt2 takes at most 128 tokens, got 160: lower --lengths or --new-tokens"):

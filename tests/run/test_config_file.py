@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from sdm.errors import UserError
 from sdm.run.config import ComputeConfig, ScheduleConfig, TrainConfig
 from sdm.run.config_file import from_json, read_config, to_json, write_config
 from sdm.run.errors import TrainingError
@@ -41,7 +42,7 @@ def test_wrong_types_name_the_field(name: str, value: Any) -> None:
         value = float("nan")
     if (name, value) == ("model.layer_types", None):
         value = 3
-    with pytest.raises(TrainingError, match=rf"{name} (must be|has no field)") as error:
+    with pytest.raises(UserError, match=rf"{name} (must be|has no field)") as error:
         from_json(TrainConfig, changed(name, value))
     assert "\n" not in str(error.value)
 
@@ -95,5 +96,5 @@ def test_numbers_beyond_all_measure() -> None:
             ScheduleConfig(steps=steps)
     with pytest.raises(TrainingError, match=r"compute\.threads must be at most 1024, got 1000000"):
         ComputeConfig(threads=10**6)
-    with pytest.raises(TrainingError, match=r"compute\.segment_length must be at most"):
+    with pytest.raises(UserError, match=r"compute\.segment_length must be below 2\^64"):
         ComputeConfig(segment_length=10**400)

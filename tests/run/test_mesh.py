@@ -6,6 +6,7 @@ from dataclasses import replace
 
 import pytest
 
+from sdm.errors import UserError
 from sdm.run.config import ComputeConfig, TrainConfig
 from sdm.run.errors import TrainingError
 from sdm.run.mesh import Mesh, MeshConfig, resolve, valid_meshes
@@ -48,7 +49,7 @@ def test_refusals_name_the_nearest(config: TrainConfig, world_size: int, message
 
 @pytest.mark.parametrize("field", ["data", "context", "channel"])
 def test_degrees_are_positive(field: str) -> None:
-    with pytest.raises(TrainingError, match=rf"compute\.mesh\.{field} must be at least 1, got 0"):
+    with pytest.raises(UserError, match=rf"compute\.mesh\.{field} must be a positive integer, got 0"):
         MeshConfig(**{field: 0})
 
 

@@ -10,6 +10,7 @@ import tyro
 
 from sdm import __version__
 from sdm.cli.command import Command
+from sdm.cli.display import logging_to_terminal
 from sdm.cli.eval import Eval
 from sdm.cli.export import Export
 from sdm.cli.figure import Figure
@@ -53,7 +54,7 @@ def main(arguments: list[str] | None = None) -> None:
         print(f"sdm {__version__}")
         return
     kind = COMMANDS.get(arguments[0], Command) if arguments else Command
-    with ending_with_one_message(kind.advice):
+    with ending_with_one_message(kind.advice), logging_to_terminal():
         _parse(kind, arguments).run()
 
 

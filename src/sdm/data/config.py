@@ -7,10 +7,11 @@ from pathlib import Path
 from typing import Literal, get_args
 
 from sdm.data.batch import Announce, BatchSource
-from sdm.data.errors import DataError, check_not_negative, check_one_of, check_positive
+from sdm.data.errors import DataError
 from sdm.data.published_config import MADTaskConfig, MQARTaskConfig
 from sdm.data.splits import check_fractions
 from sdm.data.task_config import NeedleConfig, RebindingConfig, RecallConfig, SyntheticConfig
+from sdm.errors import check_not_negative, check_one_of, check_size
 
 Layout = Literal["packed", "rows", "stream"]
 
@@ -71,7 +72,7 @@ class CorpusConfig:
             raise DataError("tokenizer must be 'byte', 'bpe:SIZE' or a path, got an empty string")
         check_fractions(self.valid_fraction, self.test_fraction)
         check_one_of(get_args(Layout), layout=self.layout)
-        check_positive(sequence_length=self.sequence_length, batch_size=self.batch_size)
+        check_size(sequence_length=self.sequence_length, batch_size=self.batch_size)
         check_not_negative(seed=self.seed)
 
 

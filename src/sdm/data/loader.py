@@ -7,8 +7,9 @@ from typing import Any
 
 from sdm.data.batch import Announce, Batch, BatchSource
 from sdm.data.config import DataConfig
-from sdm.data.errors import DataError, check_not_negative, check_positive
+from sdm.data.errors import DataError
 from sdm.data.splits import SPLITS
+from sdm.errors import check_not_negative, check_size
 
 
 def open_data(
@@ -37,7 +38,7 @@ class Batches(Iterator[Batch]):
     the ranks together see the same rows in the same steps whatever their number."""
 
     def __init__(self, source: BatchSource, rank: int = 0, world_size: int = 1, step: int = 0) -> None:
-        check_positive(world_size=world_size)
+        check_size(world_size=world_size)
         check_not_negative(step=step)
         if not 0 <= rank < world_size:
             raise DataError(f"rank must be between 0 and world_size - 1 = {world_size - 1}, got {rank}")

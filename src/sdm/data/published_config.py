@@ -6,7 +6,8 @@ from dataclasses import dataclass
 from typing import Literal, get_args
 
 from sdm.data.batch import Announce, BatchSource
-from sdm.data.errors import DataError, check_not_negative, check_one_of, check_positive
+from sdm.data.errors import DataError
+from sdm.errors import check_not_negative, check_one_of, check_size
 
 MADTask = Literal[
     "in-context-recall",
@@ -71,7 +72,7 @@ class MADTaskConfig:
 
     def __post_init__(self) -> None:
         check_one_of(get_args(MADTask), task=self.task)
-        check_positive(
+        check_size(
             num_examples=self.examples,
             noise_vocab_size=self.noise_vocab_size,
             num_copied=self.num_copied,
@@ -152,7 +153,7 @@ class MQARTaskConfig:
         return MQAR(self, split)
 
     def __post_init__(self) -> None:
-        check_positive(batch_size=self.batch_size)
+        check_size(batch_size=self.batch_size)
         if not 0 < self.power <= 1:
             raise DataError(f"power must be above 0 and at most 1, got {self.power}")
         check_not_negative(seed=self.seed)

@@ -10,7 +10,8 @@ from dataclasses import dataclass
 from typing import ClassVar, Literal, get_args
 
 from sdm.data.batch import Announce, BatchSource
-from sdm.data.errors import DataError, check_not_negative, check_one_of, check_positive
+from sdm.data.errors import DataError
+from sdm.errors import check_not_negative, check_one_of, check_size
 
 SyntheticTask = Literal[
     "in-context-recall", "fuzzy-recall", "noisy-recall", "selective-copying", "compression", "memorization"
@@ -48,7 +49,7 @@ class RecallConfig:
         return Recall(self, split, total_steps)
 
     def __post_init__(self) -> None:
-        check_positive(
+        check_size(
             num_pairs=self.num_pairs,
             start_pairs=self.start_pairs,
             num_keys=self.num_keys,
@@ -57,7 +58,7 @@ class RecallConfig:
         )
         check_not_negative(seed=self.seed)
         if self.num_queries is not None:
-            check_positive(num_queries=self.num_queries)
+            check_size(num_queries=self.num_queries)
         if self.num_pairs > self.num_keys:
             raise DataError(f"num_pairs = {self.num_pairs} needs as many distinct keys; num_keys is {self.num_keys}")
         if self.curriculum and self.start_pairs > self.num_pairs:
@@ -92,7 +93,7 @@ class RebindingConfig:
         return Rebinding(self, split, total_steps)
 
     def __post_init__(self) -> None:
-        check_positive(
+        check_size(
             num_pairs=self.num_pairs,
             num_bindings=self.num_bindings,
             start_pairs=self.start_pairs,
@@ -141,7 +142,7 @@ class NeedleConfig:
         return Needle(self, split, total_steps)
 
     def __post_init__(self) -> None:
-        check_positive(
+        check_size(
             sequence_length=self.sequence_length,
             start_length=self.start_length,
             num_needles=self.num_needles,
@@ -206,7 +207,7 @@ class SyntheticConfig:
 
     def __post_init__(self) -> None:
         check_one_of(get_args(SyntheticTask), task=self.task)
-        check_positive(num_copied=self.num_copied, max_motif=self.max_motif, batch_size=self.batch_size)
+        check_size(num_copied=self.num_copied, max_motif=self.max_motif, batch_size=self.batch_size)
         check_not_negative(seed=self.seed)
         if self.num_tokens is not None and (self.num_tokens < 4 or self.num_tokens % 2):
             raise DataError(f"num_tokens must be even and at least 4, got {self.num_tokens}")

@@ -13,8 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from sdm.data.errors import check_positive
-from sdm.errors import UserError
+from sdm.errors import UserError, check_size
 from sdm.evaluation.documents import HeldOut, Listing, Reader, TextMeasurement, listing
 from sdm.evaluation.intervals import weighted_mean
 from sdm.evaluation.measurement import Data, Pairs, Partial, Plan, Result, Unit
@@ -36,7 +35,7 @@ class Likelihood(TextMeasurement):
 
     def __post_init__(self) -> None:
         if self.context is not None:
-            check_positive(context=self.context)
+            check_size(context=self.context)
 
     def plan(self, subject: Subject) -> Plan:
         sources = self.held_out(subject)

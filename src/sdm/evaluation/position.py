@@ -26,9 +26,9 @@ import torch
 from torch import Tensor
 
 from sdm.data.config import CorpusConfig
-from sdm.data.errors import DataError, check_not_negative, check_positive
+from sdm.data.errors import DataError
 from sdm.data.shards import TokenStore
-from sdm.errors import UserError
+from sdm.errors import UserError, check_not_negative, check_size
 from sdm.evaluation.documents import HeldOut, TextMeasurement
 from sdm.evaluation.intervals import weighted_mean
 from sdm.evaluation.measurement import Data, Pairs, Partial, Plan, Result, Unit
@@ -62,9 +62,9 @@ class Position(TextMeasurement):
     """Stretches that each doubling is cut into."""
 
     def __post_init__(self) -> None:
-        check_positive(documents=self.documents, first_bin=self.first_bin, bins_per_doubling=self.bins_per_doubling)
+        check_size(documents=self.documents, first_bin=self.first_bin, bins_per_doubling=self.bins_per_doubling)
         if self.length is not None:
-            check_positive(length=self.length)
+            check_size(length=self.length)
         if self.reach is not None:
             check_not_negative(reach=self.reach)
 

@@ -10,8 +10,7 @@ import torch
 
 from sdm.data.batch import IGNORED
 from sdm.data.config import CorpusConfig
-from sdm.data.errors import check_positive
-from sdm.errors import UserError
+from sdm.errors import UserError, check_size
 from sdm.evaluation.measurement import Measurement, Pairs, Plan, Result, Unit
 from sdm.evaluation.recall_report import recall_report
 from sdm.evaluation.recall_tasks import PAIRS, TEXT_NEEDLE, Size, Task, default_config, name_of, task_of
@@ -46,7 +45,7 @@ class Recall(Measurement):
     """Decides the rows."""
 
     def __post_init__(self) -> None:
-        check_positive(seed=self.seed, rows=1 if self.rows is None else self.rows)
+        check_size(seed=self.seed, rows=1 if self.rows is None else self.rows)
 
     def plan(self, subject: Subject) -> Plan:
         task, trained = self._task(subject)

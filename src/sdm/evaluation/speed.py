@@ -19,7 +19,8 @@ from typing import Any, ClassVar
 
 import torch
 
-from sdm.data.errors import DataError, check_not_negative, check_positive
+from sdm.data.errors import DataError
+from sdm.errors import check_not_negative, check_size
 from sdm.evaluation.measurement import Measurement, Plan, Result, Unit
 from sdm.evaluation.report import Chart, Point, Report, Table
 from sdm.evaluation.subject import Subject
@@ -55,8 +56,8 @@ class Speed(Measurement):
         if len(set(self.lengths)) < len(self.lengths):
             raise DataError(f"lengths must differ, got {', '.join(map(str, self.lengths))}")
         for length in self.lengths:
-            check_positive(lengths=length)
-        check_positive(repeats=self.repeats, new_tokens=self.new_tokens, batch_size=self.batch_size)
+            check_size(lengths=length)
+        check_size(repeats=self.repeats, new_tokens=self.new_tokens, batch_size=self.batch_size)
         check_not_negative(seed=self.seed)
 
     def plan(self, subject: Subject) -> Plan:

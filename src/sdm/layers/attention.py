@@ -14,7 +14,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from sdm.layers.interface import check_input, check_positive
+from sdm.errors import check_size
+from sdm.layers.interface import check_input
 from sdm.layers.rope import Rope, rotate, rotation
 from sdm.layers.sizes import default_heads
 from sdm.layers.state import LayerState, check_state
@@ -42,7 +43,7 @@ class GatedAttention(nn.Module, abc.ABC):
         super().__init__()
         num_heads = default_heads(hidden_size, num_heads)
         num_kv_heads = num_heads if num_kv_heads is None else num_kv_heads
-        check_positive(num_kv_heads=num_kv_heads)
+        check_size(num_kv_heads=num_kv_heads)
         if num_heads % num_kv_heads:
             raise ValueError(f"num_heads = {num_heads} must be divisible by num_kv_heads = {num_kv_heads}")
         self.hidden_size, self.num_heads, self.num_kv_heads = hidden_size, num_heads, num_kv_heads

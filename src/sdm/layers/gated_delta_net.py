@@ -9,8 +9,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from sdm.errors import check_one_of, check_size
 from sdm.layers.gates import Float32Linear, decay_gate, reset_decay
-from sdm.layers.interface import check_input, check_one_of, check_positive
+from sdm.layers.interface import check_input
 from sdm.layers.recurrent_state import RecurrentState, start_memory
 from sdm.layers.short_convolution import ShortConvolution
 from sdm.layers.sizes import default_heads
@@ -64,7 +65,7 @@ class GatedDeltaNet(nn.Module):
         self.hidden_size, self.num_heads = hidden_size, default_heads(hidden_size, num_heads)
         self.head_dim = hidden_size // self.num_heads
         self.key_dim = max(1, self.head_dim // 2) if key_dim is None else key_dim
-        check_positive(key_dim=self.key_dim)
+        check_size(key_dim=self.key_dim)
         check_one_of(OUTPUT_GATES, output_gate=output_gate)
         check_backend(backend, "gated_delta_rule" if correction else "state_space")
         if not isinstance(conv_size, int) or conv_size < 0:

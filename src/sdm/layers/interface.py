@@ -49,18 +49,6 @@ class SequenceLayer(Protocol):
         """
 
 
-def check_positive(**sizes: int) -> None:
-    for name, size in sizes.items():
-        if not isinstance(size, int) or size < 1:
-            raise ValueError(f"{name} must be a positive integer, got {size!r}")
-
-
-def check_one_of(choices: tuple[str, ...], **options: str) -> None:
-    for name, option in options.items():
-        if option not in choices:
-            raise ValueError(f"{name} must be one of {choices}, got {option!r}")
-
-
 def check_input(x: Tensor, hidden_size: int, shape: str = "[B,T,hidden_size]") -> None:
     """`shape` is "[B,hidden_size]" for a single step."""
     if not isinstance(x, Tensor):

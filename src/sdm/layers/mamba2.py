@@ -9,8 +9,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from sdm.errors import check_size
 from sdm.layers.gates import Float32Linear, decay_gate, reset_decay
-from sdm.layers.interface import check_input, check_positive
+from sdm.layers.interface import check_input
 from sdm.layers.recurrent_state import RecurrentState, start_memory
 from sdm.layers.short_convolution import ShortConvolution
 from sdm.layers.sizes import default_heads
@@ -54,7 +55,7 @@ class Mamba2(nn.Module):
         self.head_dim = hidden_size // self.num_heads
         self.key_dim = max(1, self.head_dim // 2) if key_dim is None else key_dim
         self.num_groups = self.num_heads if num_groups is None else num_groups
-        check_positive(key_dim=self.key_dim, num_groups=self.num_groups, conv_size=conv_size)
+        check_size(key_dim=self.key_dim, num_groups=self.num_groups, conv_size=conv_size)
         check_backend(backend, "state_space")
         if self.num_heads % self.num_groups:
             raise ValueError(f"num_heads = {self.num_heads} must be divisible by num_groups = {self.num_groups}")

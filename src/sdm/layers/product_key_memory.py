@@ -12,7 +12,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from sdm.layers.interface import check_input, check_positive
+from sdm.errors import check_size
+from sdm.layers.interface import check_input
 from sdm.layers.sizes import check_slots, default_slots
 from sdm.layers.state import LayerState, check_state
 from sdm.layers.streams import streams_of
@@ -55,10 +56,10 @@ class ProductKeyMemory(nn.Module):
         backend: str = "auto",
     ) -> None:
         super().__init__()
-        check_positive(hidden_size=hidden_size, num_heads=num_heads, num_reads=num_reads)
+        check_size(hidden_size=hidden_size, num_heads=num_heads, num_reads=num_reads)
         check_backend(backend, "product_key_topk")
         num_slots = default_slots(hidden_size, num_heads) if num_slots is None else num_slots
-        check_positive(num_slots=num_slots)
+        check_size(num_slots=num_slots)
         check_slots(hidden_size, {"num_heads": num_heads}, {"num_slots": num_slots}, num_reads=num_reads)
         self.hidden_size, self.num_heads, self.num_slots, self.num_reads = hidden_size, num_heads, num_slots, num_reads
         self.table_std, self.backend = table_std, backend

@@ -9,7 +9,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from sdm.layers.interface import check_positive
+from sdm.errors import check_size
 from sdm.layers.streams import Streams, documents_of
 
 
@@ -23,7 +23,7 @@ class ShortConvolution(nn.Module):
 
     def __init__(self, channels: int, kernel_size: int = 4, bias: bool = False) -> None:
         super().__init__()
-        check_positive(channels=channels, kernel_size=kernel_size)
+        check_size(channels=channels, kernel_size=kernel_size)
         self.channels, self.kernel_size = channels, kernel_size
         self.weight = nn.Parameter(torch.empty(channels, kernel_size))
         self.bias = nn.Parameter(torch.empty(channels)) if bias else None

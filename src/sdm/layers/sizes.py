@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 
-from sdm.layers.interface import check_positive
+from sdm.errors import check_size
 
 
 def default_head_dim(hidden_size: int) -> int:
@@ -15,10 +15,10 @@ def default_head_dim(hidden_size: int) -> int:
 
 
 def default_heads(hidden_size: int, num_heads: int | None) -> int:
-    check_positive(hidden_size=hidden_size)
+    check_size(hidden_size=hidden_size)
     if num_heads is None:
         return hidden_size // default_head_dim(hidden_size)
-    check_positive(num_heads=num_heads)
+    check_size(num_heads=num_heads)
     if hidden_size % num_heads:
         raise ValueError(f"hidden_size = {hidden_size} must be divisible by num_heads = {num_heads}")
     return num_heads

@@ -13,8 +13,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from sdm.errors import check_size
 from sdm.layers.attention import GatedAttention, KeyValueState, write_
-from sdm.layers.interface import check_positive
 from sdm.layers.rope import Rope
 from sdm.layers.streams import Streams
 
@@ -42,7 +42,7 @@ class SlidingWindowAttention(GatedAttention):
         rope_theta: float = 500_000.0,
         rope: Rope | None = None,
     ) -> None:
-        check_positive(window=window)
+        check_size(window=window)
         super().__init__(hidden_size, num_heads, None, rope or Rope(rope_theta))
         self.window = window
         # Every query meets Q + W keys: short blocks waste less of them, long ones multiply larger matrices.

@@ -14,8 +14,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from sdm.errors import check_one_of, check_size
 from sdm.layers.gates import Float32Linear, decay_gate, reset_decay
-from sdm.layers.interface import check_input, check_mask, check_one_of, check_positive
+from sdm.layers.interface import check_input, check_mask
 from sdm.layers.masked_batch_norm import MaskedBatchNorm
 from sdm.layers.recurrent_state import start_memory
 from sdm.layers.sizes import check_slots, default_slots
@@ -89,7 +90,7 @@ class SparseDeltaMemory(nn.Module):
         backend: str = "auto",
     ) -> None:
         super().__init__()
-        check_positive(hidden_size=hidden_size, num_heads=num_heads, num_writes=num_writes, num_reads=num_reads)
+        check_size(hidden_size=hidden_size, num_heads=num_heads, num_writes=num_writes, num_reads=num_reads)
         check_one_of(UPDATES, update=update)
         check_one_of(WEIGHTINGS, weighting=weighting)
         check_one_of(OUTPUT_GATES, output_gate=output_gate)
@@ -100,7 +101,7 @@ class SparseDeltaMemory(nn.Module):
             raise ValueError(f"initial_state_std must not be negative, got {initial_state_std}")
         self.hidden_size, self.num_heads = hidden_size, num_heads
         self.num_slots = default_slots(hidden_size, num_heads) if num_slots is None else num_slots
-        check_positive(num_slots=self.num_slots)
+        check_size(num_slots=self.num_slots)
         self.num_writes, self.num_reads = num_writes, num_reads
         counts = {"num_writes": num_writes, "num_reads": num_reads}
         check_slots(hidden_size, {"num_heads": num_heads}, {"num_slots": self.num_slots}, **counts)

@@ -10,7 +10,8 @@ import dataclasses
 import torch
 from torch import Tensor, nn
 
-from sdm.layers.interface import check_input, check_positive
+from sdm.errors import check_size
+from sdm.layers.interface import check_input
 from sdm.layers.state import LayerState, check_state
 from sdm.layers.streams import Streams, streams_of
 
@@ -31,7 +32,7 @@ class TokenShift(nn.Module):
 
     def __init__(self, hidden_size: int) -> None:
         super().__init__()
-        check_positive(hidden_size=hidden_size)
+        check_size(hidden_size=hidden_size)
         self.hidden_size = hidden_size
         self.current_proj = nn.Linear(hidden_size, hidden_size, bias=False)
         self.previous_proj = nn.Linear(hidden_size, hidden_size, bias=False)

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-import difflib
 import inspect
 from collections.abc import Callable, Mapping
 from typing import Any
 
 from transformers.utils import TransformersKwargs
+
+from sdm.errors import nearest
 
 # What transformers, its generation, its collators and TRL hand to any model. Names of packed documents that other
 # kernels need are among them; `cu_seq_lens_q` are our `cu_seqlens`.
@@ -25,6 +26,6 @@ def check_extras(forward: Callable[..., Any], extras: Mapping[str, Any]) -> None
     """Models ignore what they do not know, but not what is likely to be a misspelt argument of theirs."""
     for name in extras.keys() - _COMMON:
         arguments = [argument for argument in inspect.signature(forward).parameters if argument != "extras"]
-        close = difflib.get_close_matches(name, arguments, n=1, cutoff=0.8)
+        close = nearest(name, arguments, 1, cutoff=0.8)
         if close:
             raise TypeError(f"{forward.__qualname__} has no argument {name!r}; did you mean {close[0]!r}?")

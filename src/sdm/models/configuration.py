@@ -1,6 +1,5 @@
 """The configuration of a hybrid model. A few sizes are enough; everything else follows from them."""
 
-import difflib
 import math
 import warnings
 from collections.abc import Sequence
@@ -10,6 +9,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, get_args
 from huggingface_hub.dataclasses import strict, type_validator
 from transformers import GenerationConfig, PreTrainedConfig
 
+from sdm.errors import nearest
 from sdm.layers.sizes import default_head_dim
 from sdm.models import config_file
 from sdm.models.fields import Field, documented_fields
@@ -292,7 +292,7 @@ def model_fields() -> dict[str, Field]:
 
 
 def _nearest(name: str) -> str:
-    close = difflib.get_close_matches(name, list(model_fields()), n=1)
+    close = nearest(name, model_fields(), 1)
     return f" (did you mean {close[0]!r}?)" if close else ""
 
 

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Literal
 
 from sdm.data.config import CorpusConfig, DataConfig
-from sdm.data.errors import LARGEST
+from sdm.errors import check_not_negative, check_positive
 from sdm.models.layer_types import LAYER_TYPES
 from sdm.models.model_config import ModelConfig
 from sdm.run.errors import TrainingError
@@ -37,10 +37,10 @@ class OptimConfig:
     """Largest norm of the gradient; a longer one is shortened to it (the paper's)."""
 
     def __post_init__(self) -> None:
-        _check_positive("optim", lr=self.lr, eps=self.eps, clip=self.clip)
+        check_positive("optim", lr=self.lr, eps=self.eps, clip=self.clip)
         if self.initial_state_lr is not None:
-            _check_positive("optim", initial_state_lr=self.initial_state_lr)
-        _check_not_negative("optim", weight_decay=self.weight_decay, initial_state_decay=self.initial_state_decay)
+            check_positive("optim", initial_state_lr=self.initial_state_lr)
+        check_not_negative("optim", weight_decay=self.weight_decay, initial_state_decay=self.initial_state_decay)
         for beta in self.betas:
             if not 0 <= beta < 1:
                 raise TrainingError(f"optim.betas must be at least 0 and below 1, got {self.betas}")
@@ -66,8 +66,8 @@ class ScheduleConfig:
 
     def __post_init__(self) -> None:
         _check_at_most("schedule", LARGEST_STEPS, steps=self.steps)
-        _check_positive("schedule", steps=self.steps)
-        _check_not_negative("schedule", warmup=self.warmup_steps, decay=self.decay_steps)
+        check_positive("schedule", steps=self.steps)
+        check_not_negative("schedule", warmup=self.warmup_steps, decay=self.decay_steps)
         if self.warmup_steps + self.decay_steps > self.steps:
             raise TrainingError(
                 f"schedule.warmup = {self.warmup_steps} and schedule.decay = {self.decay_steps} do not fit into "
@@ -90,7 +90,7 @@ class ScheduleConfig:
 
     def scaled(self, steps: int) -> ScheduleConfig:
         """A longer or shorter one in which warmup and decay keep their shares."""
-        _check_positive("schedule", steps=steps)
+        check_positive("schedule", steps=steps)
         lengths = (None if length is None else length * steps // self.steps for length in (self.warmup, self.decay))
         warmup, decay = lengths
         return replace(self, steps=steps, warmup=warmup, decay=decay)
@@ -120,10 +120,10 @@ class ComputeConfig:
     """How the processes that torchrun started share the work."""
 
     def __post_init__(self) -> None:
-        _check_positive("compute", accumulation=self.accumulation, segment_length=self.segment_length)
+        check_positive("compute", accumulation=self.accumulation, segment_length=self.segment_length)
         if self.threads is not None:
             _check_at_most("compute", LARGEST_THREADS, threads=self.threads)
-            _check_positive("compute", threads=self.threads)
+            check_positive("compute", threads=self.threads)
         if self.compile and self.checkpointing == "segment":
             raise TrainingError('compute.compile cannot be combined with compute.checkpointing = "segment"')
 
@@ -138,7 +138,7 @@ class CheckpointConfig:
     """How many of the newest checkpoints to keep."""
 
     def __post_init__(self) -> None:
-        _check_positive("checkpoint", every=self.every, keep=self.keep)
+        check_positive("checkpoint", every=self.every, keep=self.keep)
 
 
 @dataclass(frozen=True)
@@ -166,10 +166,10 @@ class MonitorConfig:
     """Also send the metrics to this Weights & Biases project."""
 
     def __post_init__(self) -> None:
-        _check_positive("monitor", log_every=self.log_every)
+        check_positive("monitor", log_every=self.log_every)
         if self.memory_tokens is not None:
-            _check_positive("monitor", memory_tokens=self.memory_tokens)
-        _check_not_negative(
+            check_positive("monitor", memory_tokens=self.memory_tokens)
+        check_not_negative(
             "monitor",
             memory_every=self.memory_every,
             validate_every=self.validate_every,
@@ -190,8 +190,8 @@ class GuardConfig:
     """Refuse to start what will not fit into memory by estimate."""
 
     def __post_init__(self) -> None:
-        _check_not_negative("guard", spike=self.spike)
-        _check_positive("guard", patience=self.patience)
+        check_not_negative("guard", spike=self.spike)
+        check_positive("guard", patience=self.patience)
 
 
 @dataclass(frozen=True)
@@ -236,22 +236,7 @@ class TrainConfig:
         return [kind for kind in kinds if not LAYER_TYPES[kind].bounded_state]
 
 
-def _check_positive(section: str, **values: float) -> None:
+def _check_at_most(section: str, largest: int, **values: int) -> None:
     for name, value in values.items():
-        if not 0 < value < float("inf"):
-            raise TrainingError(f"{section}.{name} must be positive and finite, got {value}")
-        _check_at_most(section, LARGEST, **{name: value})
-
-
-def _check_not_negative(section: str, **values: float) -> None:
-    for name, value in values.items():
-        if not 0 <= value < float("inf"):
-            raise TrainingError(f"{section}.{name} must not be negative, got {value}")
-        _check_at_most(section, LARGEST, **{name: value})
-
-
-def _check_at_most(section: str, largest: int, **values: float) -> None:
-    for name, value in values.items():
-        # Floating-point settings have no such limit: they are never counted up to.
-        if isinstance(value, int) and value > largest:
+        if value > largest:
             raise TrainingError(f"{section}.{name} must be at most {largest}, got {str(value)[:40]}")

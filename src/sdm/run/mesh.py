@@ -10,6 +10,7 @@ import math
 from dataclasses import astuple, dataclass
 from typing import TYPE_CHECKING
 
+from sdm.errors import check_size
 from sdm.parallel import unsupported_reason as split_unsupported_reason
 from sdm.run.errors import TrainingError
 
@@ -34,9 +35,8 @@ class MeshConfig:
     memory for all of them on every rank."""
 
     def __post_init__(self) -> None:
-        for name, degree in (("data", self.data), ("context", self.context), ("channel", self.channel)):
-            if degree is not None and degree < 1:
-                raise TrainingError(f"compute.mesh.{name} must be at least 1, got {degree}")
+        degrees = {"data": self.data, "context": self.context, "channel": self.channel}
+        check_size("compute.mesh", **{name: degree for name, degree in degrees.items() if degree is not None})
 
 
 @dataclass(frozen=True)

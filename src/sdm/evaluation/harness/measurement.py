@@ -14,8 +14,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar
 
-from sdm.data.errors import check_not_negative, check_positive, require
-from sdm.errors import UserError
+from sdm.data.errors import require
+from sdm.errors import UserError, check_not_negative, check_size
 from sdm.evaluation.harness.report import harness_report, harness_summary
 from sdm.evaluation.harness.tasks import PAPER, Loaded, load
 from sdm.evaluation.measurement import Measurement, Pairs, Plan, Result, Unit
@@ -48,7 +48,7 @@ class Harness(Measurement):
     lose."""
 
     def __post_init__(self) -> None:
-        check_positive(batch_size=self.batch_size)
+        check_size(batch_size=self.batch_size)
         if self.shots is not None:
             check_not_negative(shots=self.shots)
         if not self.tasks:

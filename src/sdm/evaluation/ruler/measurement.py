@@ -7,9 +7,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar
 
-from sdm.data.errors import check_positive
 from sdm.data.tokenization import Tokenizer
-from sdm.errors import UserError
+from sdm.errors import UserError, check_size
 from sdm.evaluation.measurement import Measurement, Pairs, Plan, Result, Unit
 from sdm.evaluation.report import Report
 from sdm.evaluation.ruler.generator import BUILT_IN, Generator, Sources, counter
@@ -49,7 +48,7 @@ class Ruler(Measurement):
 
     def __post_init__(self) -> None:
         check_tasks(self.tasks)
-        check_positive(samples=self.samples, batch_size=self.batch_size)
+        check_size(samples=self.samples, batch_size=self.batch_size)
         if not self.lengths or len(set(self.lengths)) < len(self.lengths) or min(self.lengths) < 1:
             raise UserError(f"lengths: name at least one, each once, got {' '.join(map(str, self.lengths))}")
 
