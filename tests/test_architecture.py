@@ -97,7 +97,7 @@ PUBLIC = {
     },
     sdm.ops: {
         *("available_backends", "product_key_topk", "gated_delta_rule", "gated_delta_step_"),
-        *("sparse_delta_rule", "sparse_delta_step_", "state_space", "state_space_step_"),
+        *("sparse_delta_map", "sparse_delta_rule", "sparse_delta_step_", "state_space", "state_space_step_"),
     },
     sdm.layers: {
         *("FullAttention", "GatedDeltaNet", "GatedMLP", "Mamba2", "ProductKeyMemory", "ShiftedKeys"),

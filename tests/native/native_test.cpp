@@ -86,6 +86,7 @@ int main(int argc, char** argv) {
     test_sparse_delta(i);
     test_product_key(i);
     test_gated_delta(i);
+    test_sparse_delta_map(i);
   }
   std::printf("ok: %d cases\n", cases);
 }

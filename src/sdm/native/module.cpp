@@ -3,6 +3,7 @@
 #include "gated_delta_rule/rule.h"
 #include "kernel_table.h"
 #include "product_key/topk.h"
+#include "sparse_delta_map/map.h"
 #include "sparse_delta_rule/call.h"
 
 // What __init__.py expects to find: the two change together when a function or a field does.
@@ -15,6 +16,7 @@ static PyMethodDef methods[] = {
     SDM_METHOD(gated_delta_backward, GatedDeltaBackward),
     SDM_METHOD(product_key_topk, ProductKeyForward),
     SDM_METHOD(product_key_topk_backward, ProductKeyBackward),
+    SDM_METHOD(sparse_delta_map, SparseDeltaMap),
     SDM_METHOD(sparse_delta_rule_forward, SparseDeltaForward),
     SDM_METHOD(sparse_delta_rule_backward, SparseDeltaBackward),
     SDM_METHOD(sparse_delta_rule_saved_rows, SparseDeltaPlan),
