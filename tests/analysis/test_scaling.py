@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from sdm.analysis.scaling import fit_power_law
-from sdm.evaluation.intervals import student_quantile
+from sdm.evaluation.statistics import student_quantile
 
 LEVELS = np.geomspace(1e15, 1e19, 6)
 

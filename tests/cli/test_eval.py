@@ -53,7 +53,7 @@ def test_two_models(places: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert max(map(len, said.splitlines())) <= 80
     assert re.search(r"llama - sdm +nats/token +[+-]\d\.\d{4} +[+-]\d\.\d+ \.\.\. [+-]\d\.\d+ +5", said)
     results = json.loads((places / "out" / "sdm" / "results.json").read_text())
-    assert results.keys() >= {"format", "measurement", "settings", "subject", "data", "units", "summary", "complete"}
+    assert results.keys() >= {"format", "measurement", "settings", "model", "data", "units", "summary", "complete"}
     assert results["complete"] is True
     assert results["versions"].keys() == {"sdm", "torch", "transformers", "python"}
     run_eval("nll", "sdm", "llama", "--data", "held-out", "--output", "out")

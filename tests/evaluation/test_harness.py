@@ -58,19 +58,19 @@ def test_metrics_are_those_of_the_harness(
     from lm_eval.models.huggingface import HFLM
     from transformers import AutoTokenizer
 
-    from sdm.evaluation.subject import open_subject
+    from sdm.evaluation.eval_model import open_model
 
     options = [] if shots is None else ["--shots", str(shots)]
     main(["eval", "harness", str(folders[kind]), "--tasks", "small", *options, "--output", str(tmp_path / "out")])
     found = read_results(tmp_path / "out").summary
     assert found is not None
 
-    subject = open_subject(folders[kind])
+    lm = open_model(folders[kind])
     model = HFLM(
-        pretrained=subject.model,
+        pretrained=lm.model,
         tokenizer=AutoTokenizer.from_pretrained(folders[kind]),
         batch_size=1,
-        max_length=subject.context_limit or 2**20,
+        max_length=lm.context_limit or 2**20,
     )
     parts = tasks.load(["small"], None, shots=shots)[0].parts
     expected = lm_eval.simple_evaluate(

@@ -14,11 +14,11 @@ import torch
 from evaluation.conftest import save_model
 from sdm.data import DataError
 from sdm.errors import UserError
-from sdm.evaluation.compare import compare
+from sdm.evaluation.eval_model import EvalModel, open_model
+from sdm.evaluation.inference import Scorer
 from sdm.evaluation.position import Position, position_edges, score_by_position
-from sdm.evaluation.scoring import Scorer
-from sdm.evaluation.session import evaluate
-from sdm.evaluation.subject import Subject, open_subject
+from sdm.evaluation.runner import evaluate
+from sdm.evaluation.statistics import compare
 from sdm.models.layer_types import local_reach
 from tiny_models import tiny_config, tiny_model, tokens
 from training.runs import text_run, train
@@ -31,20 +31,20 @@ def test_edges() -> None:
     assert position_edges(400, first=100, per_doubling=2) == [0, 100, 141, 200, 283, 400]
 
 
-def subject_of(stack: str, tmp_path: Path, **fields: Any) -> Subject:
+def model_of(stack: str, tmp_path: Path, **fields: Any) -> EvalModel:
     torch.manual_seed(0)
-    return open_subject(save_model(tiny_model(stack, **fields), tmp_path / stack))
+    return open_model(save_model(tiny_model(stack, **fields), tmp_path / stack))
 
 
 @pytest.mark.parametrize("stack", ["sdm", "full_attention", "shifted"])
 def test_one_pass(stack: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Read in stretches of time, it is what one pass over the whole says."""
-    subject, rows = subject_of(stack, tmp_path), tokens(2, 301)
+    lm, rows = model_of(stack, tmp_path), tokens(2, 301)
     edges = position_edges(300, first=50)
-    expected = Scorer(subject.model).nll(rows[:, :-1], rows[:, 1:])[0].double()
+    expected = Scorer(lm.model).nll(rows[:, :-1], rows[:, 1:])[0].double()
     monkeypatch.setattr("sdm.evaluation.position.TOKENS", 74)
     told: list[float] = []
-    found, withheld = score_by_position(subject, rows, edges, partial=told.append)
+    found, withheld = score_by_position(lm, rows, edges, partial=told.append)
     assert withheld is None
     assert told[-1] == 600
     for row in range(2):
@@ -66,19 +66,19 @@ def test_context_gain(stack: str, tmp_path: Path) -> None:
     that sees everything does gain or lose, from where something is withheld on."""
     if stack == "local":
         kinds = ["sliding_attention", "token_shift", "sliding_attention", "sliding_attention"]
-        subject = subject_of("sdm", tmp_path, global_layer=None, layer_types=kinds)
+        lm = model_of("sdm", tmp_path, global_layer=None, layer_types=kinds)
     else:
-        subject = subject_of("sdm", tmp_path)
-    reach, rows = local_reach(subject.model.config), tokens(2, 501)
+        lm = model_of("sdm", tmp_path)
+    reach, rows = local_reach(lm.model.config), tokens(2, 501)
     edges = [0, 64, 128, 300, 500]
-    full, withheld = score_by_position(subject, rows, edges, reach)
+    full, withheld = score_by_position(lm, rows, edges, reach)
     assert withheld is not None
     gains = torch.tensor(withheld) - torch.tensor(full)
     assert (gains[:, 0] == 0).all()
     if stack == "local":
         assert gains.abs().max() < 1e-3
         # One token less than the local layers see, and the first token of a block misses something.
-        _, less = score_by_position(subject, rows, edges, reach - 2)
+        _, less = score_by_position(lm, rows, edges, reach - 2)
         assert (torch.tensor(less) - torch.tensor(full))[:, 1:].abs().min() > 1e-3
     else:
         assert gains[:, 1:].abs().min() > 1e-2
@@ -86,24 +86,24 @@ def test_context_gain(stack: str, tmp_path: Path) -> None:
 
 def test_withheld_is_scored_as_it_says(tmp_path: Path) -> None:
     """By hand: the start token, `reach` tokens, and the block."""
-    subject, row = subject_of("sdm", tmp_path), tokens(1, 211)
+    lm, row = model_of("sdm", tmp_path), tokens(1, 211)
     edges, reach = [0, 64, 128, 192, 210], 20
-    _, withheld = score_by_position(subject, row, edges, reach)
+    _, withheld = score_by_position(lm, row, edges, reach)
     assert withheld is not None
     for place, start in enumerate((64, 128, 192), 1):
         stop = min(start + 64, 210)
-        seen = torch.cat([torch.tensor([[subject.start_id]]), row[:, start - reach : stop + 1]], 1)
-        nats = Scorer(subject.model).nll(seen[:, :-1], seen[:, 1:])[0][:, 1 + reach :]
+        seen = torch.cat([torch.tensor([[lm.start_id]]), row[:, start - reach : stop + 1]], 1)
+        nats = Scorer(lm.model).nll(seen[:, :-1], seen[:, 1:])[0][:, 1 + reach :]
         assert withheld[0][place] == pytest.approx(float(nats.double().sum()), rel=1e-5)
 
 
 def test_documents_are_joined_where_none_is_long_enough(folders: dict[str, Path], texts: Path, tmp_path: Path) -> None:
-    subject = open_subject(folders["sdm"])
-    single = evaluate("position", Position(data=(str(texts),), length=200), [(subject, tmp_path / "single")])[0]
+    lm = open_model(folders["sdm"])
+    single = evaluate("position", Position(data=(str(texts),), length=200), [(lm, tmp_path / "single")])[0]
     assert single.summary is not None
     assert single.summary["joined"] is False
     assert single.summary["documents"] == 3
-    joined = evaluate("position", Position(data=(str(texts),), length=500), [(subject, tmp_path / "joined")])[0]
+    joined = evaluate("position", Position(data=(str(texts),), length=500), [(lm, tmp_path / "joined")])[0]
     assert joined.summary is not None
     assert joined.summary["joined"] is True
     assert joined.data["sources"][0]["joined"] is True
@@ -112,17 +112,17 @@ def test_documents_are_joined_where_none_is_long_enough(folders: dict[str, Path]
     assert sum(one["tokens"] for one in joined.summary["positions"]) == 1000
     assert all(one["gain_low"] <= one["gain"] <= one["gain_high"] for one in joined.summary["positions"])
     with pytest.raises(DataError, match=r"no document is longer than 500 tokens, the longest has .* or --join auto"):
-        Position(data=(str(texts),), length=500, join="never").plan(subject)
+        Position(data=(str(texts),), length=500, join="never").plan(lm)
     with pytest.raises(DataError, match="no document is longer than 5000 tokens, the longest of all joined has"):
-        Position(data=(str(texts),), length=5000).plan(subject)
+        Position(data=(str(texts),), length=5000).plan(lm)
 
 
 def test_a_run_and_another_model(folders: dict[str, Path], texts: Path, tmp_path: Path) -> None:
     """A run has its own length; a model of others has no reach, and is told to say it."""
     train(text_run(tmp_path / "own"), tmp_path / "run")
-    results = evaluate("position", Position(), [(open_subject(tmp_path / "run"), tmp_path / "out")])[0]
+    results = evaluate("position", Position(), [(open_model(tmp_path / "run"), tmp_path / "out")])[0]
     assert results.data["length"] == 32
-    llama = open_subject(folders["llama"])
+    llama = open_model(folders["llama"])
     with pytest.raises(UserError, match="--length: llama is no run that was trained on text"):
         Position(data=(str(texts),)).plan(llama)
     with pytest.raises(UserError, match="llama takes at most 4096 tokens, got 5000: lower --length"):
@@ -141,8 +141,8 @@ def test_models_are_compared_on_the_same_tokens(folders: dict[str, Path], texts:
     torch.manual_seed(5)
     save_model(tiny_model(), tmp_path / "other")
     paths = {**folders, "other": tmp_path / "other"}
-    subjects = [(open_subject(path), tmp_path / f"out-{name}") for name, path in paths.items()]
-    ours, llama, other = evaluate("position", measurement, subjects)
+    models = [(open_model(path), tmp_path / f"out-{name}") for name, path in paths.items()]
+    ours, llama, other = evaluate("position", measurement, models)
     found = {one.quantity: one for one in compare(measurement, ours, other)}
     assert list(found) == ["nats/token", "nats/token to 64", "nats/token to 100", "gain to 64", "gain to 100"]
     assert ours.summary is not None
@@ -158,11 +158,11 @@ PEAK = """
 import resource, sys, torch
 from pathlib import Path
 from sdm.evaluation.position import position_edges, score_by_position
-from sdm.evaluation.subject import open_subject
+from sdm.evaluation.eval_model import open_model
 torch.set_num_threads(1)
-subject, length = open_subject(Path(sys.argv[1])), int(sys.argv[2])
+lm, length = open_model(Path(sys.argv[1])), int(sys.argv[2])
 rows = torch.randint(97, (1, length + 1), generator=torch.Generator().manual_seed(0), dtype=torch.int32)
-full, withheld = score_by_position(subject, rows, position_edges(length), 12)
+full, withheld = score_by_position(lm, rows, position_edges(length), 12)
 print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss)
 """
 

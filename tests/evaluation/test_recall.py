@@ -23,14 +23,12 @@ from sdm.data import (
 )
 from sdm.data.config import TaskConfig
 from sdm.errors import UserError
+from sdm.evaluation.eval_model import EvalModel, open_model
 from sdm.evaluation.recall import Recall, ask
-from sdm.evaluation.recall_tasks import name_of, task_of
+from sdm.evaluation.recall_tasks import name_of, task_of, text_needle
 from sdm.evaluation.results import read_results
-from sdm.evaluation.session import evaluate
-from sdm.evaluation.shares import share, wilson
-from sdm.evaluation.state_size import state_elements
-from sdm.evaluation.subject import Subject, open_subject
-from sdm.evaluation.text_needle import text_needle
+from sdm.evaluation.runner import evaluate
+from sdm.evaluation.statistics import proportion, wilson
 from sdm.models import SDMCache, SDMForCausalLM
 from sdm.training import Trainer
 from tiny_models import STACKS, recalling_model, tiny_model
@@ -45,14 +43,14 @@ NEEDLE = NeedleConfig(sequence_length=64, start_length=16, num_needles=3, num_ke
 ALL = {RECALL: (2, 40), MQAR: (), REBINDING: (2, 40), NEEDLE: (9, 64)}
 
 
-def subject_of(model: Any) -> Subject:
-    return Subject("model", Path(), model, Path("nowhere"), None)
+def model_of(model: Any) -> EvalModel:
+    return EvalModel("model", Path(), model, Path("nowhere"), None)
 
 
 def accuracy(model: Any, config: TaskConfig, sizes: tuple[int, ...], rows: int = 8) -> list[float]:
     task, found = task_of(config, sizes, 1), []
     for size in task.sizes:
-        answers = ask(subject_of(model), task, size, range(rows))
+        answers = ask(model_of(model), task, size, range(rows))
         found.append(sum(one["right"] for one in answers) / sum(one["asked"] for one in answers))
     return found
 
@@ -83,7 +81,7 @@ def test_as_many_pairs_as_slots_are_kept_apart(model: SDMForCausalLM) -> None:
 
 
 class Answering:
-    """In the place of a subject: answers by a function of the rows."""
+    """In the place of a model: answers by a function of the rows."""
 
     def __init__(self, answers: Any) -> None:
         self.predict = answers
@@ -149,11 +147,11 @@ def test_tasks_of_one_size(config: MADTaskConfig | SyntheticConfig) -> None:
 def test_shares() -> None:
     assert wilson(0.8, 10) == pytest.approx((0.4902, 0.9433), abs=1e-4)
     assert wilson(1.0, 50)[0] == pytest.approx(0.9287, abs=1e-4)
-    alike, alone = share([4] * 20, [8] * 20), share([8, 0] * 10, [8] * 20)
+    alike, alone = proportion([4] * 20, [8] * 20), proportion([8, 0] * 10, [8] * 20)
     assert alike.value == alone.value == 0.5
     assert (alike.low, alike.high) == pytest.approx(wilson(0.5, 160))
     assert (alone.low, alone.high) == pytest.approx(wilson(0.5, 160 / (8 * 20 / 19))), "a row counts as one draw"
-    sure = share([8] * 20, [8] * 20)
+    sure = proportion([8] * 20, [8] * 20)
     assert (sure.value, sure.high) == (1.0, 1.0)
     assert sure.low == pytest.approx(wilson(1.0, 160)[0])
 
@@ -168,29 +166,29 @@ def test_state_is_what_a_cache_holds(stack: str) -> None:
     for layer in cache.layers:
         assert layer.state is not None
         layer.state.map(lambda x: kept.append(x) or x)  # type: ignore[func-returns-value]
-    assert state_elements(subject_of(model), 12) == sum(x.numel() for x in kept if x.is_floating_point())
+    assert model_of(model).state_elements(12) == sum(x.numel() for x in kept if x.is_floating_point())
 
 
 def test_state_of_others() -> None:
-    llama = subject_of(other_model("llama"))
-    assert [state_elements(llama, length) for length in (5, 50)] == [2 * 2 * 2 * 8 * length for length in (5, 50)]
-    mamba = subject_of(other_model("mamba"))
-    sizes = [state_elements(mamba, length) for length in (10, 50)]
+    llama = model_of(other_model("llama"))
+    assert [llama.state_elements(length) for length in (5, 50)] == [2 * 2 * 2 * 8 * length for length in (5, 50)]
+    mamba = model_of(other_model("mamba"))
+    sizes = [mamba.state_elements(length) for length in (10, 50)]
     assert sizes[0] == sizes[1] is not None
 
 
 def test_a_number_told_in_a_text(folders: dict[str, Path], texts: Path) -> None:
     """A program that reads the text finds the answer, where the depth says."""
-    subject = open_subject(folders["llama"])
-    task = text_needle(subject, str(texts), (), 1)
+    lm = open_model(folders["llama"])
+    task = text_needle(lm, str(texts), (), 1)
     assert [size.number for size in task.sizes] == [256, 512, 1024], "the texts are no longer"
     depths = []
     for number in range(20):
         row = task.row(task.sizes[0], number)
         ids, targets = row.batch.input_ids[0].tolist(), row.batch.targets[0]
         assert len(ids) == 255
-        answer = subject.decode(targets[targets != IGNORED].tolist())
-        text = subject.decode([*ids[1:], *targets[-1:].tolist()])
+        answer = lm.decode(targets[targets != IGNORED].tolist())
+        text = lm.decode([*ids[1:], *targets[-1:].tolist()])
         assert text.endswith(f" is{answer}")
         told = text.index(f"The secret number of the {text.rsplit(' is', 1)[0].rsplit(' ', 1)[1]} is{answer}.")
         assert row.depth is not None
@@ -200,9 +198,9 @@ def test_a_number_told_in_a_text(folders: dict[str, Path], texts: Path) -> None:
     assert min(depths) < 0.2
     assert max(depths) > 0.8
     with pytest.raises(UserError, match=r"--sizes: needle and question take a text of \d+ tokens at least, got 40"):
-        text_needle(subject, str(texts), (40,), 1)
+        text_needle(lm, str(texts), (40,), 1)
     with pytest.raises(UserError, match=r"--haystack: .* fewer than a row of 100000"):
-        text_needle(subject, str(texts), (100_000,), 1)
+        text_needle(lm, str(texts), (100_000,), 1)
 
 
 @pytest.fixture(scope="module")
@@ -225,7 +223,7 @@ def test_command(run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) 
     assert results.complete
     assert {key: one["rows"] for key, one in results.summary["sizes"].items()} == {"2": 6, "4": 6}  # type: ignore[index]
     assert (run / "evaluations" / "recall" / "figures" / "recall-accuracy.png").is_file()
-    whole = evaluate("recall", Recall(rows=6, sizes=(2, 4)), [(open_subject(run), tmp_path / "again")])[0]
+    whole = evaluate("recall", Recall(rows=6, sizes=(2, 4)), [(open_model(run), tmp_path / "again")])[0]
     assert whole.units == results.units, "in batches of other sizes"
 
 

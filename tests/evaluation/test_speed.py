@@ -10,10 +10,10 @@ import torch
 from evaluation.conftest import OTHERS, other_model, save_model
 from sdm.data import DataError
 from sdm.errors import UserError
-from sdm.evaluation.scoring import Scorer, Stream
-from sdm.evaluation.session import Advance, evaluate
+from sdm.evaluation.eval_model import open_model
+from sdm.evaluation.inference import Scorer, Stream
+from sdm.evaluation.runner import Advance, evaluate
 from sdm.evaluation.speed import Speed
-from sdm.evaluation.subject import open_subject
 from tiny_models import tiny_model, tokens
 
 
@@ -21,7 +21,7 @@ from tiny_models import tiny_model, tokens
 def test_stream(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """A stream that is read token by token says what the whole says."""
     model = other_model(kind) if kind in OTHERS else tiny_model(kind)
-    monkeypatch.setattr("sdm.evaluation.scoring.PIECE", 16)
+    monkeypatch.setattr("sdm.evaluation.inference.PIECE", 16)
     ids, stream = tokens(2, 30), Stream(model, Scorer(model).continues)
     stream.read(ids[:, :26])
     for place in range(26, 30):
@@ -33,9 +33,9 @@ def test_stream(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
 def test_speed(folders: dict[str, Path], tmp_path: Path) -> None:
     folders["attention"] = save_model(tiny_model("full_attention"), tmp_path / "attention")
     measurement = Speed(lengths=(32, 128), repeats=2, new_tokens=3, batch_size=2)
-    subjects = [(open_subject(folder), tmp_path / f"out-{name}") for name, folder in folders.items()]
+    models = [(open_model(folder), tmp_path / f"out-{name}") for name, folder in folders.items()]
     turns: list[Advance] = []
-    results = evaluate("speed", measurement, subjects, listener=turns.append)
+    results = evaluate("speed", measurement, models, listener=turns.append)
     summaries = {name: found.summary or {} for name, found in zip(folders, results, strict=True)}
     state = {name: [one["state"] for one in summary["lengths"]] for name, summary in summaries.items()}
     assert state["sdm"][0] == state["sdm"][1]
@@ -63,6 +63,6 @@ def test_what_cannot_be_measured(tmp_path: Path) -> None:
         Speed(lengths=(8, 8))
     with pytest.raises(UserError, match="repeats must be a positive integer, got 0"):
         Speed(repeats=0)
-    subject = open_subject(save_model(other_model("gpt2"), tmp_path / "gpt2"))
+    lm = open_model(save_model(other_model("gpt2"), tmp_path / "gpt2"))
     with pytest.raises(UserError, match="gpt2 takes at most 128 tokens, got 160: lower --lengths or --new-tokens"):
-        Speed(lengths=(128,), new_tokens=32).plan(subject)
+        Speed(lengths=(128,), new_tokens=32).plan(lm)

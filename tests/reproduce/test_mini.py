@@ -11,8 +11,8 @@ import pytest
 from rich.console import Console
 
 from sdm.errors import UserError
-from sdm.evaluation.intervals import weighted_mean
 from sdm.evaluation.speed import Speed
+from sdm.evaluation.statistics import weighted_mean
 from sdm.files import write_json
 from sdm.models import cost
 from sdm.ops.triton.availability import missing_because, version

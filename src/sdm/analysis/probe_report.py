@@ -15,8 +15,8 @@ from sdm.analysis.plots import cumulative_mass_figure, effective_keys_figure, sa
 from sdm.analysis.probe_texts import ProbeTexts
 from sdm.analysis.report import rich_table
 from sdm.errors import UserError
+from sdm.evaluation.eval_model import EvalModel
 from sdm.evaluation.report import Table
-from sdm.evaluation.subject import Subject
 from sdm.layers.memory_statistics import sdm_layers
 
 
@@ -28,10 +28,10 @@ class ProbeResult:
     access: AccessProbe
     memory: MemoryStats
 
-    def describe(self, subject: Subject) -> dict[str, Any]:
+    def describe(self, lm: EvalModel) -> dict[str, Any]:
         """As plain JSON."""
         return {
-            "model": subject.describe(),
+            "model": lm.describe(),
             "data": self.texts.data,
             "documents": len(self.texts.rows),
             "note": self.texts.note,
@@ -40,14 +40,14 @@ class ProbeResult:
         }
 
 
-def check_memory(subject: Subject) -> None:
+def check_memory(lm: EvalModel) -> None:
     """Raise unless a model has a memory to look at."""
-    if not sdm_layers(subject.model):
-        raise UserError(f"{subject.path} has no SDM layer, so there is no memory to probe; name a run that has one")
+    if not sdm_layers(lm.model):
+        raise UserError(f"{lm.path} has no SDM layer, so there is no memory to probe; name a run that has one")
 
 
-def probe(subject: Subject, texts: ProbeTexts) -> ProbeResult:
-    return ProbeResult(texts, probe_access(subject.model, texts.rows), memory_stats(subject.model, texts.rows))
+def probe(lm: EvalModel, texts: ProbeTexts) -> ProbeResult:
+    return ProbeResult(texts, probe_access(lm.model, texts.rows), memory_stats(lm.model, texts.rows))
 
 
 def probe_table(name: str, result: ProbeResult) -> RichTable:

@@ -16,8 +16,8 @@ from sdm.data.config import CorpusConfig
 from sdm.data.loader import open_data
 from sdm.errors import UserError
 from sdm.evaluation.documents import Split
+from sdm.evaluation.eval_model import EvalModel
 from sdm.evaluation.position import Position
-from sdm.evaluation.subject import Subject
 
 AT_LEAST = 8192  # tokens of a document that is probed on, after the paper
 
@@ -35,11 +35,11 @@ class ProbeTexts:
 
 
 def probe_texts(
-    subject: Subject, data: tuple[str, ...] = (), split: Split = "auto", documents: int = 8, length: int = 2048
+    lm: EvalModel, data: tuple[str, ...] = (), split: Split = "auto", documents: int = 8, length: int = 2048
 ) -> ProbeTexts:
     """The first `length` tokens of the first `documents` long documents; of a run that was trained on a task, as many
     rows of its test."""
-    config = None if subject.run is None else subject.run.config()
+    config = None if lm.run is None else lm.run.config()
     if not data and config is not None and not isinstance(config.data, CorpusConfig):
         source = open_data(config.data, "test", config.schedule.steps)
         steps = range(-(-documents // source.batch_size))
@@ -47,10 +47,10 @@ def probe_texts(
         rows = [row[None, :length] for batch in batches for row in batch][:documents]
         note = f"Rows of the run's task, {rows[0].shape[1]:,} tokens each, instead of documents."
         return ProbeTexts(rows, {"task": type(config.data).__name__, "split": "test"}, note)
-    sources = Position(data=data, split=split).held_out(subject)
-    stores = [held_out.tokens(subject.tokenizer) for held_out in sources]
+    sources = Position(data=data, split=split).held_out(lm)
+    stores = [held_out.tokens(lm.tokenizer) for held_out in sources]
     found = [_Document(n, place, k) for place, one in enumerate(stores) for k, n in enumerate(one.lengths.tolist())]
-    length = min(length, subject.context_limit or length)
+    length = min(length, lm.context_limit or length)
     chosen = _choose([one for one in found if one.tokens >= 2], documents, length)
     if not chosen:
         raise UserError("--data: there is no document of two tokens or more")

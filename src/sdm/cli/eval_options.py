@@ -16,12 +16,12 @@ from sdm.cli.command import Command
 from sdm.cli.display import show
 from sdm.cli.eval_progress import progress
 from sdm.errors import UserError
-from sdm.evaluation.compare import comparison_table
+from sdm.evaluation.eval_model import EvalModel, Precision, default_device, open_model
 from sdm.evaluation.measurement import Measurement
 from sdm.evaluation.registry import find, listing
 from sdm.evaluation.results import FILE, Results, check_same, read_results
-from sdm.evaluation.session import evaluate, settings_of
-from sdm.evaluation.subject import Precision, Subject, default_device, open_subject
+from sdm.evaluation.runner import evaluate, settings_of
+from sdm.evaluation.statistics import comparison_table
 from sdm.models.fields import documented_fields
 from sdm.ranks import join
 from sdm.run import Run
@@ -60,8 +60,8 @@ class EvalOptions(Command):
         device = default_device() if self.device == "auto" else self.device
         ranks = join(torch.device(device))
         with progress(quiet=not ranks.first) as listener:
-            subjects = self._subjects(places, device)
-            results = evaluate(self.name, self.settings, subjects, self.limit, listener, ranks)
+            models = self._models(places, device)
+            results = evaluate(self.name, self.settings, models, self.limit, listener, ranks)
         if ranks.first:
             self._report([(name, one) for (name, _, _), one in zip(places, results, strict=True)], places)
 
@@ -84,9 +84,9 @@ class EvalOptions(Command):
             places.append((name, path, folder))
         return places
 
-    def _subjects(self, places: list[tuple[str, Path, Path]], device: str) -> Iterator[tuple[Subject, Path]]:
+    def _models(self, places: list[tuple[str, Path, Path]], device: str) -> Iterator[tuple[EvalModel, Path]]:
         for name, path, folder in places:
-            yield open_subject(path, device, self.precision, name), folder
+            yield open_model(path, device, self.precision, name), folder
 
     def _report(self, results: list[tuple[str, Results]], places: list[tuple[str, Path, Path]]) -> None:
         report_results(self.settings, results, places[0][2] if len(places) == 1 else self.output)
@@ -109,7 +109,7 @@ class CompareOptions(Command):
         if len(self.results) < 2:
             raise UserError("compare takes two results or more")
         found = [read_results(path) for path in self.results]
-        models = [Path(one.subject["path"]) for one in found]
+        models = [Path(one.model["path"]) for one in found]
         # One model may have been measured twice, as a run that was trained on.
         names = distinct_names(models if len(set(models)) == len(models) else list(self.results))
         measurement = from_json(find(found[0].measurement), found[0].settings, "settings")

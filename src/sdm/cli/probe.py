@@ -37,7 +37,7 @@ class Probe(Command):
         from sdm.analysis.probe_texts import probe_texts
         from sdm.cli.display import show
         from sdm.cli.eval_options import distinct_names
-        from sdm.evaluation.subject import open_subject
+        from sdm.evaluation.eval_model import open_model
         from sdm.files import write_json
 
         if not self.models:
@@ -49,13 +49,13 @@ class Probe(Command):
         names, probes, written = distinct_names(self.models), {}, []
         for name, path in zip(names, self.models, strict=True):
             folder = self._folder(name, path)
-            subject = open_subject(path, self.device, name=name)
-            check_memory(subject)
-            result = probe(subject, probe_texts(subject, self.data, self.split, self.documents, self.length))
+            lm = open_model(path, self.device, name=name)
+            check_memory(lm)
+            result = probe(lm, probe_texts(lm, self.data, self.split, self.documents, self.length))
             show(probe_table(name, result))
             with explained(f"cannot write into {folder}"):
                 folder.mkdir(parents=True, exist_ok=True)
-                write_json(folder / "probe.json", result.describe(subject))
+                write_json(folder / "probe.json", result.describe(lm))
             probes[name] = result.access
             written += [folder / "probe.json", *probe_figures({name: result.access}, folder)]
         if len(probes) > 1 and self.output is not None:

@@ -40,10 +40,10 @@ class Ruler(Command):
     def run(self) -> None:
         from sdm.cli.eval_progress import progress
         from sdm.data.tokenization import ByteTokenizer
+        from sdm.evaluation.foreign import open_tokenizer
         from sdm.evaluation.ruler.measurement import Ruler as Measurement
         from sdm.evaluation.ruler.tasks import TASKS
-        from sdm.evaluation.session import Advance
-        from sdm.evaluation.tokenizer import open_tokenizer
+        from sdm.evaluation.runner import Advance
         from sdm.files import new_file
 
         settings = Measurement(

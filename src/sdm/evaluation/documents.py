@@ -16,8 +16,8 @@ from sdm.data.sources import Document, Source, open_source
 from sdm.data.splits import split_documents
 from sdm.data.tokenization import Tokenizer
 from sdm.errors import UserError
+from sdm.evaluation.eval_model import EvalModel
 from sdm.evaluation.measurement import Measurement
-from sdm.evaluation.subject import Subject
 
 Split = Literal["auto", "train", "valid", "test", "all"]
 BUILT_IN = ("code", "text")
@@ -78,14 +78,14 @@ class TextMeasurement(Measurement):
     text_key: str = "text"
     """Field or column of the text in .jsonl, .parquet and Hugging Face datasets."""
 
-    def held_out(self, subject: Subject) -> list[HeldOut]:
+    def held_out(self, lm: EvalModel) -> list[HeldOut]:
         """What a model is measured on."""
         trained = None
-        if subject.run is not None and isinstance(config := subject.run.config().data, CorpusConfig):
+        if lm.run is not None and isinstance(config := lm.run.config().data, CorpusConfig):
             trained = config
         if not self.data and trained is None:
-            raise UserError(f"--data: {subject.name} is no run that was trained on text; name sources, such as code")
-        _ = subject.tokenizer  # or why there is none
+            raise UserError(f"--data: {lm.name} is no run that was trained on text; name sources, such as code")
+        _ = lm.tokenizer  # or why there is none
         return [self._held_out(spec, trained) for spec in self.data or (trained.sources if trained else ())]
 
     def _held_out(self, spec: str, trained: CorpusConfig | None) -> HeldOut:

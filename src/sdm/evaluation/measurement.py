@@ -7,8 +7,8 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
+from sdm.evaluation.eval_model import EvalModel
 from sdm.evaluation.report import Report
-from sdm.evaluation.subject import Subject
 
 Result = dict[str, Any]
 """What is kept of a unit: plain JSON."""
@@ -70,7 +70,7 @@ class Measurement(abc.ABC):
     """Fields that change no result, such as how much is computed at a time: they may differ when it is resumed."""
 
     @abc.abstractmethod
-    def plan(self, subject: Subject) -> Plan:
+    def plan(self, lm: EvalModel) -> Plan:
         """Open the data for a model, and say what the units are. What cannot work is a UserError here."""
 
     @abc.abstractmethod

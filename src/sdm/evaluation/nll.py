@@ -15,10 +15,10 @@ from torch import Tensor
 
 from sdm.errors import UserError, check_size
 from sdm.evaluation.documents import HeldOut, Listing, Reader, TextMeasurement, listing
-from sdm.evaluation.intervals import weighted_mean
+from sdm.evaluation.eval_model import EvalModel
 from sdm.evaluation.measurement import Data, Pairs, Partial, Plan, Result, Unit
 from sdm.evaluation.report import Report, Table
-from sdm.evaluation.subject import Subject
+from sdm.evaluation.statistics import weighted_mean
 from sdm.models.likelihood import IGNORED
 
 DOCUMENTS = 16  # at a time: short ones are computed side by side
@@ -37,27 +37,27 @@ class Likelihood(TextMeasurement):
         if self.context is not None:
             check_size(context=self.context)
 
-    def plan(self, subject: Subject) -> Plan:
-        sources = self.held_out(subject)
+    def plan(self, lm: EvalModel) -> Plan:
+        sources = self.held_out(lm)
         units, manifest = [], []
         for place, held_out in enumerate(sources):
             found = listing(held_out)
-            self._check_longest(subject, held_out, found)
+            self._check_longest(lm, held_out, found)
             manifest.append({**held_out.manifest(), "documents": len(found.names), "sha256": found.sha256})
             units += [
                 Unit(f"{held_out.name}:{name}", held_out.name, (place, number, size), cost=size)
                 for number, (name, size) in enumerate(zip(found.names, found.num_bytes, strict=True))
             ]
         partial = Partial()
-        measure = _Documents(subject, sources, self.context, partial)
+        measure = _Documents(lm, sources, self.context, partial)
         return Plan(units, measure, {"sources": manifest}, batch=DOCUMENTS, partial=partial)
 
-    def _check_longest(self, subject: Subject, held_out: HeldOut, found: Listing) -> None:
+    def _check_longest(self, lm: EvalModel, held_out: HeldOut, found: Listing) -> None:
         """Whether the model takes the largest document is said before anything is measured."""
         largest = max(range(len(found.names)), key=found.num_bytes.__getitem__)
-        if self.context is None and found.num_bytes[largest] > (subject.context_limit or math.inf):
+        if self.context is None and found.num_bytes[largest] > (lm.context_limit or math.inf):
             document = Reader(held_out).document(largest)
-            check_length(subject, len(subject.encode(document.text)), document.name)
+            check_length(lm, len(lm.encode(document.text)), document.name)
 
     def summary(self, results: Mapping[str, Result]) -> dict[str, Any]:
         by_source: dict[str, list[Result]] = {}
@@ -89,11 +89,9 @@ class Likelihood(TextMeasurement):
         return same_tokenizer or quantity == "bits/byte"
 
 
-def check_length(subject: Subject, tokens: int, name: str) -> None:
+def check_length(lm: EvalModel, tokens: int, name: str) -> None:
     """Raise unless the model takes a document of so many tokens, or the piece of it."""
-    subject.check_length(
-        tokens, f"{name!r} is longer; cut documents with --context N, and N tokens are scored at a time"
-    )
+    lm.check_length(tokens, f"{name!r} is longer; cut documents with --context N, and N tokens are scored at a time")
 
 
 def _means(results: list[Result]) -> dict[str, Any]:
@@ -118,8 +116,8 @@ def _means(results: list[Result]) -> dict[str, Any]:
 class _Documents:
     """Scores documents of the sources of one model."""
 
-    def __init__(self, subject: Subject, sources: list[HeldOut], context: int | None, partial: Partial) -> None:
-        self._subject, self._context, self._partial = subject, context, partial
+    def __init__(self, lm: EvalModel, sources: list[HeldOut], context: int | None, partial: Partial) -> None:
+        self._lm, self._context, self._partial = lm, context, partial
         self._names, self._readers = [source.name for source in sources], [Reader(source) for source in sources]
 
     def __call__(self, units: Sequence[Unit]) -> Iterator[Result]:
@@ -127,7 +125,7 @@ class _Documents:
         for unit in units:
             place, number, _ = unit.payload
             document = self._readers[place].document(number)
-            rows.append(self._pieces(self._subject.encode(document.text), document.name))
+            rows.append(self._pieces(self._lm.encode(document.text), document.name))
         totals = [0.0] * len(rows)
         owners = [(piece, owner) for owner, pieces in enumerate(rows) for piece in pieces]
         whole, cost, before = sum(len(piece) for piece, _ in owners), sum(unit.cost for unit in units), 0
@@ -144,9 +142,9 @@ class _Documents:
     def _pieces(self, ids: list[int], name: str) -> list[Tensor]:
         """Rows of tokens, each behind the one that stands before a document."""
         size = self._context or len(ids)
-        check_length(self._subject, min(size, len(ids)), name)
+        check_length(self._lm, min(size, len(ids)), name)
         pieces = [ids[start : start + size] for start in range(0, len(ids), max(size, 1))]
-        return [torch.tensor([self._subject.start_id, *piece]) for piece in pieces]
+        return [torch.tensor([self._lm.start_id, *piece]) for piece in pieces]
 
     def _score(self, rows: list[Tensor], tell: Callable[[int], None], before: int) -> list[float]:
         """The nats of each row, in stretches of time that the state is carried over. `tell` is told of how many tokens
@@ -160,7 +158,7 @@ class _Documents:
         step = max(1, TOKENS // len(rows))
         for start in range(0, width, step):
             stretch = slice(start, start + step)
-            found, past = self._subject.nll(ids[:, stretch], targets[:, stretch], past, carry=start + step < width)
+            found, past = self._lm.nll(ids[:, stretch], targets[:, stretch], past, carry=start + step < width)
             totals += found.double().sum(1)
             tell(before + sum(min(len(row), start + step) for row in rows))
         return totals.tolist()

@@ -30,10 +30,10 @@ from sdm.data.errors import DataError
 from sdm.data.shards import TokenStore
 from sdm.errors import UserError, check_not_negative, check_size
 from sdm.evaluation.documents import HeldOut, TextMeasurement
-from sdm.evaluation.intervals import weighted_mean
+from sdm.evaluation.eval_model import EvalModel
 from sdm.evaluation.measurement import Data, Pairs, Partial, Plan, Result, Unit
 from sdm.evaluation.report import Chart, Point, Report, Table
-from sdm.evaluation.subject import Subject
+from sdm.evaluation.statistics import weighted_mean
 from sdm.models.layer_types import local_reach
 
 TOKENS = 8192  # at a time, over all rows
@@ -68,15 +68,15 @@ class Position(TextMeasurement):
         if self.reach is not None:
             check_not_negative(reach=self.reach)
 
-    def plan(self, subject: Subject) -> Plan:
-        length = self.length or _sequence_length(subject)
-        subject.check_length(length, "lower --length")
+    def plan(self, lm: EvalModel) -> Plan:
+        length = self.length or _sequence_length(lm)
+        lm.check_length(length, "lower --length")
         edges = position_edges(length, self.first_bin, self.bins_per_doubling)
-        reach = self._reach(subject)
+        reach = self._reach(lm)
         units, manifest, stores, partial = [], [], [], Partial()
         cost = length + (0 if reach is None else _withheld_tokens(length, reach))
-        for place, held_out in enumerate(self.held_out(subject)):
-            store = held_out.tokens(subject.tokenizer)
+        for place, held_out in enumerate(self.held_out(lm)):
+            store = held_out.tokens(lm.tokenizer)
             joined, documents = self._documents(held_out, store, length)
             stores.append(store)
             manifest.append({**held_out.manifest(), "tokens": store.fingerprint, "joined": joined})
@@ -87,7 +87,7 @@ class Position(TextMeasurement):
 
         def measure(batch: Sequence[Unit]) -> Iterator[Result]:
             rows = torch.stack([_tokens(stores[unit.payload[0]], unit.payload[2], length + 1) for unit in batch])
-            full, withheld = score_by_position(subject, rows, edges, reach, partial)
+            full, withheld = score_by_position(lm, rows, edges, reach, partial)
             for number, unit in enumerate(batch):
                 _, source, parts = unit.payload
                 yield {
@@ -101,10 +101,10 @@ class Position(TextMeasurement):
         data = {"sources": manifest, "length": length, "reach": reach}
         return Plan(units, measure, data, batch=max(1, TOKENS // length), partial=partial)
 
-    def _reach(self, subject: Subject) -> int | None:
+    def _reach(self, lm: EvalModel) -> int | None:
         if not self.gain:
             return None
-        return local_reach(subject.model.config) if self.reach is None and subject.is_ours else self.reach
+        return local_reach(lm.model.config) if self.reach is None and lm.is_ours else self.reach
 
     def _documents(self, held_out: HeldOut, store: TokenStore, length: int) -> tuple[bool, list[list[int]]]:
         """Whether documents are joined, and for each that is measured the numbers of those in the store."""
@@ -179,7 +179,7 @@ def position_edges(length: int, first: int = 64, per_doubling: int = 1) -> list[
 
 
 def score_by_position(
-    subject: Subject,
+    lm: EvalModel,
     rows: Tensor,
     edges: Sequence[int],
     reach: int | None = None,
@@ -194,7 +194,7 @@ def score_by_position(
     for start in range(0, time, step):
         stop = min(start + step, time)
         ids, targets = rows[:, start:stop].long(), rows[:, start + 1 : stop + 1].long()
-        found, past = subject.nll(ids, targets, past, carry=stop < time)
+        found, past = lm.nll(ids, targets, past, carry=stop < time)
         full.add(found, start)
         withheld.add(found[:, : max(0, whole - start)], start)
         done += ids.numel()
@@ -202,7 +202,7 @@ def score_by_position(
     if reach is None:
         return full.sums(), None
     for number, row in enumerate(rows):
-        for starts, found in _withheld(subject, row, range(whole, time, block), block, reach):
+        for starts, found in _withheld(lm, row, range(whole, time, block), block, reach):
             for start, one in zip(starts, found, strict=True):
                 withheld.add(one[: time - start].unsqueeze(0), start, number)
             done += len(starts) * (1 + reach + block)
@@ -223,7 +223,7 @@ def _withheld_tokens(length: int, reach: int) -> int:
 
 
 def _withheld(
-    subject: Subject, row: Tensor, starts: range, block: int, reach: int
+    lm: EvalModel, row: Tensor, starts: range, block: int, reach: int
 ) -> Iterator[tuple[Sequence[int], Tensor]]:
     """The nats [n,block] of blocks of a document [T+1] that see `reach` tokens of what went before; several at a
     time. The last block may reach beyond the document."""
@@ -234,10 +234,10 @@ def _withheld(
         windows = torch.zeros(len(some), width + 1, dtype=torch.int64)
         for place, start in enumerate(some):
             piece = row[start - reach : start + block + 1]
-            windows[place, 0] = subject.start_id
+            windows[place, 0] = lm.start_id
             windows[place, 1 : 1 + len(piece)] = piece
         # Behind the end of the document there is token 0, which is not counted.
-        found, _ = subject.nll(windows[:, :-1], windows[:, 1:])
+        found, _ = lm.nll(windows[:, :-1], windows[:, 1:])
         yield some, found[:, 1 + reach :]
 
 
@@ -261,10 +261,10 @@ class _Bins:
         return self._sums.tolist()
 
 
-def _sequence_length(subject: Subject) -> int:
-    config = None if subject.run is None else subject.run.config().data
+def _sequence_length(lm: EvalModel) -> int:
+    config = None if lm.run is None else lm.run.config().data
     if not isinstance(config, CorpusConfig):
-        raise UserError(f"--length: {subject.name} is no run that was trained on text; say how many tokens to score")
+        raise UserError(f"--length: {lm.name} is no run that was trained on text; say how many tokens to score")
     return config.sequence_length
 
 

@@ -1,4 +1,4 @@
-"""`sdm eval recall`: what a model can say again of what it was told, by how much that is."""
+"""`sdm eval recall`: accuracy of recall by the number of pairs or the length, and the size of the state."""
 
 from __future__ import annotations
 
@@ -11,14 +11,11 @@ import torch
 from sdm.data.batch import IGNORED
 from sdm.data.config import CorpusConfig
 from sdm.errors import UserError, check_size
+from sdm.evaluation.eval_model import EvalModel
 from sdm.evaluation.measurement import Measurement, Pairs, Plan, Result, Unit
-from sdm.evaluation.recall_report import recall_report
-from sdm.evaluation.recall_tasks import PAIRS, TEXT_NEEDLE, Size, Task, default_config, name_of, task_of
-from sdm.evaluation.report import Report
-from sdm.evaluation.shares import share
-from sdm.evaluation.state_size import state_elements
-from sdm.evaluation.subject import Subject
-from sdm.evaluation.text_needle import text_needle
+from sdm.evaluation.recall_tasks import PAIRS, TEXT_NEEDLE, Size, Task, default_config, name_of, task_of, text_needle
+from sdm.evaluation.report import Chart, Point, Report, Table
+from sdm.evaluation.statistics import proportion
 
 __all__ = ["PAIRS", "Recall"]
 
@@ -47,11 +44,11 @@ class Recall(Measurement):
     def __post_init__(self) -> None:
         check_size(seed=self.seed, rows=1 if self.rows is None else self.rows)
 
-    def plan(self, subject: Subject) -> Plan:
-        task, trained = self._task(subject)
+    def plan(self, lm: EvalModel) -> Plan:
+        task, trained = self._task(lm)
         for size in task.sizes:
-            subject.check_length(size.length, f"choose smaller --sizes than {size.number}")
-        states = {size.number: state_elements(subject, size.length) for size in task.sizes}
+            lm.check_length(size.length, f"choose smaller --sizes than {size.number}")
+        states = {size.number: lm.state_elements(size.length) for size in task.sizes}
         units = [
             Unit(f"{task.name} {size.number}, row {number}", str(size.number), (size, number), cost=size.length)
             for size in task.sizes
@@ -61,27 +58,27 @@ class Recall(Measurement):
         def measure(batch: Sequence[Unit]) -> Iterator[Result]:
             size: Size = batch[0].payload[0]
             fixed = {"task": task.name, "title": task.title, "axis": task.axis, "trained_on": trained}
-            found = ask(subject, task, size, [unit.payload[1] for unit in batch])
+            found = ask(lm, task, size, [unit.payload[1] for unit in batch])
             for one in found:
                 yield fixed | {"size": size.number, "state": states[size.number]} | one
 
         return Plan(units, measure, {"task": task.name, **task.data}, batch=ROWS)
 
-    def _task(self, subject: Subject) -> tuple[Task, str | None]:
+    def _task(self, lm: EvalModel) -> tuple[Task, str | None]:
         """The task, and what the model was trained on as far as that is known."""
-        config = None if subject.run is None else subject.run.config().data
+        config = None if lm.run is None else lm.run.config().data
         trained = None if config is None else name_of(config)
         name = self.task
         if name == AUTO and (config is None or isinstance(config, CorpusConfig)):
             name = TEXT_NEEDLE
         if name == TEXT_NEEDLE:
-            return text_needle(subject, self.haystack, self.sizes, self.seed), trained
+            return text_needle(lm, self.haystack, self.sizes, self.seed), trained
         if config is None or isinstance(config, CorpusConfig) or name not in (AUTO, trained):
             config = default_config(name)
         task = task_of(config, self.sizes, self.seed)
-        if task.vocab_size > subject.vocab_size:
+        if task.vocab_size > lm.vocab_size:
             known = f"; it was trained on {trained}, which --task auto measures" if trained else ""
-            takes = f"{subject.name} takes {subject.vocab_size}"
+            takes = f"{lm.name} takes {lm.vocab_size}"
             raise UserError(f"--task: {task.name} has {task.vocab_size} tokens, but {takes}{known}")
         return task, trained
 
@@ -112,12 +109,12 @@ class Recall(Measurement):
         return found
 
 
-def ask(subject: Subject, task: Task, size: Size, numbers: Sequence[int]) -> list[dict[str, Any]]:
+def ask(lm: EvalModel, task: Task, size: Size, numbers: Sequence[int]) -> list[dict[str, Any]]:
     """How many answers of each row are the model's likeliest token; of a text, whether all of them are."""
     rows = [task.row(size, number) for number in numbers]
     ids, targets = (torch.cat([getattr(row.batch, name) for row in rows]) for name in ("input_ids", "targets"))
     wanted = targets != IGNORED
-    answers = subject.predict(ids, wanted)
+    answers = lm.predict(ids, wanted)
     right = answers == targets[wanted]
     found = []
     start = 0
@@ -147,7 +144,7 @@ def _part(depth: float) -> int:
 
 
 def _summed(rows: Sequence[Result]) -> dict[str, Any]:
-    found = share([one["right"] for one in rows], [one["asked"] for one in rows])
+    found = proportion([one["right"] for one in rows], [one["asked"] for one in rows])
     summary = {
         "accuracy": found.value,
         "low": found.low,
@@ -170,6 +167,97 @@ def _by_depth(entries: Sequence[Sequence[int]]) -> dict[str, Any]:
     for part in range(DEPTHS):
         right, asked = ([entry[place] for entry in entries if entry[0] == part] for place in (1, 2))
         if asked:
-            one = share(right, asked)
+            one = proportion(right, asked)
             found[str(part)] = {"accuracy": one.value, "low": one.low, "high": one.high, "asked": one.asked}
     return found
+
+
+def recall_report(summaries: Mapping[str, dict[str, Any]]) -> Report:
+    """Of several models the ones with the first one's task; those of others have tables of their own."""
+    tables, charts = [], []
+    for task in dict.fromkeys(summary["task"] for summary in summaries.values()):
+        same = {name: summary for name, summary in summaries.items() if summary["task"] == task}
+        tables += _tables(same)
+        charts += _charts(same, task)
+    return Report(tables, charts)
+
+
+def _tables(summaries: Mapping[str, dict[str, Any]]) -> list[Table]:
+    first = next(iter(summaries.values()))
+    letter = "K" if first["axis"].startswith("pairs") else "T"
+    sizes = sorted({int(size) for summary in summaries.values() for size in summary["sizes"]})
+    rows = []
+    for name, summary in summaries.items():
+        cells = [_cell(summary["sizes"].get(str(size))) for size in sizes]
+        rows.append((name, *cells, _state(summary)))
+        if any("former" in one for one in summary["sizes"].values()):
+            share = (summary["sizes"].get(str(size), {}).get("former") for size in sizes)
+            rows.append(("  a former value instead", *(_percent(value) for value in share), ""))
+    by = "the number of pairs K" if letter == "K" else "the length T in tokens"
+    notes = [f"±: 95% interval. {_not_trained(summaries)}".strip()]
+    columns = ("model", *(f"{letter}={size}" for size in sizes), "state")
+    tables = [Table(f"{first['title']}: accuracy (%) by {by}", columns, rows, " ".join(notes))]
+    depths = _depths(summaries, sizes[-1])
+    return [*tables, depths] if depths else tables
+
+
+def _depths(summaries: Mapping[str, dict[str, Any]], size: int) -> Table | None:
+    rows, parts = [], 0
+    for name, summary in summaries.items():
+        found = summary["sizes"].get(str(size), {}).get("depths")
+        if found:
+            parts = max(parts, *(int(part) + 1 for part in found))
+            rows.append((name, found))
+    if not rows:
+        return None
+    columns = ("model", *(f"{part / parts:.0%}-{(part + 1) / parts:.0%}" for part in range(parts)))
+    cells = [(name, *(_cell(found.get(str(part))) for part in range(parts))) for name, found in rows]
+    return Table(f"By the place of the needle, T={size}", columns, cells)
+
+
+def _charts(summaries: Mapping[str, dict[str, Any]], task: str) -> list[Chart]:
+    first = next(iter(summaries.values()))
+    curves = {
+        name: [
+            Point(int(size), one["accuracy"], one["low"], one["high"])
+            for size, one in sorted(summary["sizes"].items(), key=lambda entry: int(entry[0]))
+        ]
+        for name, summary in summaries.items()
+    }
+    charts = [Chart(f"{task}-accuracy", first["title"], first["axis"], "accuracy", curves, log_x=True, percent=True)]
+    letter = "K" if first["axis"].startswith("pairs") else "T"
+    by_state: dict[str, list[Point]] = {}
+    for size in sorted({int(size) for summary in summaries.values() for size in summary["sizes"]}):
+        found = [summary["sizes"][str(size)] for summary in summaries.values() if str(size) in summary["sizes"]]
+        points = [Point(one["state"], one["accuracy"], one["low"], one["high"]) for one in found if one["state"]]
+        if len({point.x for point in points}) > 1:
+            by_state[f"{letter} = {size}"] = sorted(points, key=lambda point: point.x)
+    label = "state behind a row (numbers)"
+    charts.append(Chart(f"{task}-state", first["title"], label, "accuracy", by_state, log_x=True, percent=True))
+    return charts
+
+
+def _cell(one: Mapping[str, Any] | None) -> str:
+    if one is None:
+        return ""
+    margin = 100 * (one["high"] - one["low"]) / 2
+    return f"{100 * one['accuracy']:.1f} ±{margin:.1f}"
+
+
+def _percent(value: float | None) -> str:
+    return "" if value is None else f"{100 * value:.1f}"
+
+
+def _state(summary: Mapping[str, Any]) -> str:
+    """Of the largest size; attention's grows with the length."""
+    largest = summary["sizes"][max(summary["sizes"], key=int)]
+    return f"{largest['state']:,}" if largest["state"] else "?"
+
+
+def _not_trained(summaries: Mapping[str, dict[str, Any]]) -> str:
+    others = [
+        f"{name} on {one['trained_on']}"
+        for name, one in summaries.items()
+        if one["trained_on"] not in (None, one["task"]) and one["task"] != "text-needle"
+    ]
+    return f"Trained on something else: {', '.join(others)}." if others else ""

@@ -2,29 +2,38 @@
 
 A task has sizes, by which it gets harder: the number of pairs, or the length of a row. A row is a function of the size
 and its number, and so the same for every model.
+
+`text_needle` is a needle in a haystack of text, for language models: a number is told somewhere in a long text, and
+asked for at its end. It is simpler than RULER's: one needle, one form of words, and the answer is right if every token
+of it is the likeliest one, which takes one pass and no generation.
 """
 
 from __future__ import annotations
 
 import difflib
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
+from random import Random
 from typing import Any, Literal, get_args
 
+import torch
 from torch import Tensor
 
-from sdm.data.batch import Batch
+from sdm.data.batch import IGNORED, Batch
 from sdm.data.config import CorpusConfig, DataConfig, NeedleConfig, RebindingConfig, TaskConfig
+from sdm.data.errors import DataError
 from sdm.data.mad import MAD
 from sdm.data.mqar import MQAR
 from sdm.data.needle import needle_rows
 from sdm.data.published_config import MADTask, MADTaskConfig, MQARTaskConfig
-from sdm.data.randomness import generator_of
+from sdm.data.randomness import generator_of, hash_of
 from sdm.data.rebinding import rebinding_rows
 from sdm.data.recall import recall_batch
+from sdm.data.sources import open_source
 from sdm.data.synthetic import Synthetic
 from sdm.data.task_config import RecallConfig, SyntheticConfig, SyntheticTask
 from sdm.errors import UserError
+from sdm.evaluation.eval_model import EvalModel
 from sdm.run.config_file import to_json
 
 PAIRS = (16, 32, 64, 128, 256, 512)
@@ -234,3 +243,65 @@ def _allowed(task: str, sizes: tuple[int, ...], own: tuple[int, ...], most: int,
         if not 1 <= pairs <= most:
             raise UserError(f"--sizes: {task} has between 1 and {field} = {most} pairs, got {pairs}")
     return [*sizes] or [pairs for pairs in own if pairs <= most] or [most]
+
+
+TEXT_LENGTHS = (256, 512, 1024, 2048)
+DIGITS = 5
+PLACES = ("harbour", "garden", "library", "castle", "bakery", "station", "museum", "mill", "chapel", "market")
+TOLD, ASKED = "\nThe secret number of the {place} is {number}.\n", "\nThe secret number of the {place} is"
+CHARACTERS = 2**22  # of haystack, at most
+
+
+def text_needle(lm: EvalModel, source: str, sizes: tuple[int, ...], seed: int) -> Task:
+    """The task in the tokens of a model."""
+    limit = lm.context_limit
+    lengths = sizes or tuple(length for length in TEXT_LENGTHS if limit is None or length <= limit) or TEXT_LENGTHS[:1]
+    words = [lm.encode(text.format(place=PLACES[0], number="1" * DIGITS)) for text in (TOLD, ASKED)]
+    least = 2 * sum(map(len, words))
+    for length in lengths:
+        if length < least:
+            raise UserError(f"--sizes: needle and question take a text of {least} tokens at least, got {length}")
+    hay = _haystack(lm, source, max(lengths))
+    lengths = sizes or tuple(length for length in lengths if length <= len(hay)) or lengths[:1]
+    if len(hay) < max(lengths):
+        raise UserError(f"--haystack: {source!r} has {len(hay)} tokens, fewer than a row of {max(lengths)}")
+
+    def row(size: Size, number: int) -> Row:
+        rng = Random(hash_of(seed, TEXT_NEEDLE, size.number, number))
+        place, secret = rng.choice(PLACES), "".join(rng.choices("0123456789", k=DIGITS))
+        told = lm.encode(TOLD.format(place=place, number=secret))
+        asked = lm.encode(ASKED.format(place=place))
+        answer = lm.encode(f"{ASKED.format(place=place)} {secret}")[len(asked) :]
+        room = size.number - 1 - len(told) - len(asked) - len(answer)
+        start, depth = rng.randrange(len(hay) - room + 1), rng.random()
+        cut = start + round(depth * room)
+        whole = [lm.start_id, *hay[start:cut], *told, *hay[cut : start + room], *asked, *answer]
+        targets = torch.full((1, size.number - 1), IGNORED)
+        targets[0, -len(answer) :] = torch.tensor(answer)
+        return Row(Batch(torch.tensor([whole[:-1]]), targets), depth=torch.full((len(answer),), depth))
+
+    sized = tuple(Size(length, length, 1) for length in lengths)
+    data = {"haystack": source, "tokens": len(hay), "sha": hash_of(*map(str, hay))}
+    return Task(TEXT_NEEDLE, "A number told in a text", lm.vocab_size, "tokens of a row", sized, row, data)
+
+
+def _haystack(lm: EvalModel, source: str, length: int) -> list[int]:
+    """Tokens of the first documents of a source, four times as many as a row takes."""
+    tokens: list[int] = []
+    for text in _texts(source):
+        tokens += lm.encode(text + "\n")
+        if len(tokens) >= 4 * length:
+            break
+    return tokens
+
+
+def _texts(source: str) -> Iterator[str]:
+    left = CHARACTERS
+    try:
+        for document in open_source(source).documents():
+            yield document.text[:left]
+            left -= len(document.text)
+            if left <= 0:
+                return
+    except DataError as error:
+        raise UserError(f"--haystack: {error}") from error

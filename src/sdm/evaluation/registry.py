@@ -6,7 +6,7 @@ A measurement is one file and one line here. The file holds a frozen dataclass t
 - its **fields** are the settings, and options of the command line: a type, a default and a line of documentation below
   each. The first line of the class's docstring describes the measurement. What cannot work raises a `DataError` or a
   `UserError` in `__post_init__`, naming the field. Settings belong to a result: with others, it is another result.
-- `plan(subject)` opens the data for a `sdm.evaluation.subject.Subject` and returns a `Plan`: the list of `Unit`s, and a
+- `plan(lm)` opens the data for a `sdm.evaluation.eval_model.EvalModel` and returns a `Plan`: the list of `Unit`s, and a
   function from a few units (`Plan.batch` at most, of one `group`) to their results, plain JSON, in order. A unit is
   what is done at once: a document, a sample. Its `key` is unique, and the same for every model that it may be paired
   with; its result depends on nothing but the unit and the model. `Plan.data` is JSON that identifies the data.
@@ -24,12 +24,12 @@ spreading over ranks, results.json, tables, figures, paired comparisons, exit co
         prompts: int = 16
         \"\"\"How many prompts.\"\"\"
 
-        def plan(self, subject):
+        def plan(self, lm):
             units = [Unit(f"prompt {i}", payload=i) for i in range(self.prompts)]
 
             def measure(batch):
                 texts = [f"Letter {unit.payload}:" for unit in batch]
-                for answer in subject.answer(texts, max_new_tokens=1):
+                for answer in lm.answer(texts, max_new_tokens=1):
                     yield {"vowel": answer.strip().lower() in tuple("aeiou")}
 
             return Plan(units, measure, batch=8)

@@ -5,7 +5,7 @@ results.json is an object under a checksum (`sdm.files.write_checked_json`):
     format        1
     measurement   its name
     settings      its settings
-    subject       name, path, parameters, vocabulary, context_limit, device, fingerprint
+    model         name, path, parameters, vocabulary, context_limit, device, fingerprint
     data          what was measured on
     limit         units of each group that were asked for; null: all
     units         the result of each unit by its key
@@ -46,7 +46,7 @@ class Results:
 
     measurement: str
     settings: dict[str, Any]
-    subject: dict[str, Any]
+    model: dict[str, Any]
     data: dict[str, Any]
     planned: int = 0
     limit: int | None = None
@@ -61,7 +61,7 @@ class Results:
         return {
             "measurement": self.measurement,
             "settings": self.settings,
-            "fingerprint": self.subject.get("fingerprint"),
+            "fingerprint": self.model.get("fingerprint"),
             "data": self.data,
         }
 

@@ -21,9 +21,9 @@ import torch
 
 from sdm.data.errors import DataError
 from sdm.errors import check_not_negative, check_size
+from sdm.evaluation.eval_model import EvalModel
 from sdm.evaluation.measurement import Measurement, Plan, Result, Unit
 from sdm.evaluation.report import Chart, Point, Report, Table
-from sdm.evaluation.subject import Subject
 
 COLUMNS = {
     "prefill": ("prefill", "time per token of a prompt (µs)", 1e6),
@@ -60,8 +60,8 @@ class Speed(Measurement):
         check_size(repeats=self.repeats, new_tokens=self.new_tokens, batch_size=self.batch_size)
         check_not_negative(seed=self.seed)
 
-    def plan(self, subject: Subject) -> Plan:
-        subject.check_length(max(self.lengths) + self.new_tokens, "lower --lengths or --new-tokens")
+    def plan(self, lm: EvalModel) -> Plan:
+        lm.check_length(max(self.lengths) + self.new_tokens, "lower --lengths or --new-tokens")
         units = [
             Unit(f"{length} tokens, {number}", f"{length} tokens", (length, number), cost=length + 8 * self.new_tokens)
             for number in range(self.repeats)
@@ -72,27 +72,27 @@ class Speed(Measurement):
         def measure(batch: Sequence[Unit]) -> Iterator[Result]:
             nonlocal warm
             if not warm:  # the first call pays for what is set up once
-                self._measure(subject, min(128, min(self.lengths)), 0, 2)
+                self._measure(lm, min(128, min(self.lengths)), 0, 2)
                 warm = True
             for unit in batch:
                 length, number = unit.payload
-                yield self._measure(subject, length, number, self.new_tokens)
+                yield self._measure(lm, length, number, self.new_tokens)
 
-        return Plan(units, measure, {"device": str(subject.device), "threads": torch.get_num_threads()})
+        return Plan(units, measure, {"device": str(lm.device), "threads": torch.get_num_threads()})
 
     @torch.inference_mode()
-    def _measure(self, subject: Subject, length: int, number: int, new_tokens: int) -> Result:
+    def _measure(self, lm: EvalModel, length: int, number: int, new_tokens: int) -> Result:
         generator = torch.Generator().manual_seed(1_000_003 * self.seed + number)
         shape = (self.batch_size, length + new_tokens)
-        ids = torch.randint(subject.vocab_size, shape, generator=generator).to(subject.device)
-        memory = _Memory(subject.device)
-        stream = subject.stream()
-        start = _now(subject.device)
+        ids = torch.randint(lm.vocab_size, shape, generator=generator).to(lm.device)
+        memory = _Memory(lm.device)
+        stream = lm.stream()
+        start = _now(lm.device)
         stream.read(ids[:, :length])
-        middle = _now(subject.device)
+        middle = _now(lm.device)
         for token in ids[:, length:].split(1, 1):
             stream.read(token)
-        end = _now(subject.device)
+        end = _now(lm.device)
         return {
             "length": length,
             "prefill": (middle - start) / (length * self.batch_size),

@@ -21,7 +21,7 @@ from sdm.data.errors import DataError
 from sdm.errors import UserError
 from sdm.evaluation.measurement import Measurement
 from sdm.evaluation.results import Results, read_results
-from sdm.evaluation.session import settings_of
+from sdm.evaluation.runner import settings_of
 from sdm.files import CHECKSUM, DamagedFile, read_checked_json, read_json, write_json
 from sdm.reproduce.measure import FACTS, kind_of, measurement_of, older_measurement
 from sdm.reproduce.pool import Pool

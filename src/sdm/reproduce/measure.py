@@ -6,12 +6,12 @@ from pathlib import Path
 from typing import Any
 
 from sdm.data.loader import open_data
+from sdm.evaluation.eval_model import open_model
 from sdm.evaluation.measurement import Measurement
 from sdm.evaluation.position import Position
 from sdm.evaluation.registry import MEASUREMENTS, find
 from sdm.evaluation.results import FILE, Results, read_results
-from sdm.evaluation.session import evaluate, settings_of
-from sdm.evaluation.subject import open_subject
+from sdm.evaluation.runner import evaluate, settings_of
 from sdm.files import remove_folder
 from sdm.models import cost
 from sdm.run import Run
@@ -58,7 +58,7 @@ def measure(measurement: Measurement, run: Run, name: str) -> dict[str, Any]:
     before = earlier(measurement, folder)
     if before is not None and before.complete and before.summary is not None:
         return before.summary
-    results = evaluate(kind_of(measurement), measurement, [(open_subject(run.folder), folder)])[0]
+    results = evaluate(kind_of(measurement), measurement, [(open_model(run.folder), folder)])[0]
     assert results.summary is not None, "a plan has units"
     return results.summary
 

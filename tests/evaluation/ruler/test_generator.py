@@ -12,12 +12,11 @@ from hypothesis import strategies as st
 from tokenizers import Tokenizer as Library
 from tokenizers import models, pre_tokenizers
 
+import ruler_oracle as oracle
 from sdm.data.tokenization import ByteTokenizer, Tokenizer
 from sdm.errors import UserError
-from sdm.evaluation.ruler import oracle
 from sdm.evaluation.ruler.generator import Generator, Sources, counter
-from sdm.evaluation.ruler.sample import Sample, TooShort
-from sdm.evaluation.ruler.scoring import score
+from sdm.evaluation.ruler.sample import Sample, TooShort, score
 from sdm.evaluation.ruler.tasks import SIX, TASKS, check_tasks
 
 FITS = {"byte": 2048, "bpe": 1024}  # from here on, every task does

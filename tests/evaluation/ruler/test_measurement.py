@@ -11,25 +11,24 @@ import pytest
 import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 
+import ruler_oracle as oracle
 from sdm.analysis.report import draw_all
 from sdm.cli import main
 from sdm.data.tokenization import ByteTokenizer, Tokenizer
 from sdm.errors import UserError
-from sdm.evaluation.compare import compare
+from sdm.evaluation.eval_model import open_model
 from sdm.evaluation.report import Grid
 from sdm.evaluation.results import read_results
-from sdm.evaluation.ruler import oracle
-from sdm.evaluation.ruler.measurement import Ruler
-from sdm.evaluation.ruler.summary import summarise
+from sdm.evaluation.ruler.measurement import Ruler, summarise
 from sdm.evaluation.ruler.tasks import SIX, TASKS
-from sdm.evaluation.session import evaluate
-from sdm.evaluation.subject import open_subject
+from sdm.evaluation.runner import evaluate
+from sdm.evaluation.statistics import compare
 from sdm.models.saved_folder import no_progress_bar
 from tiny_models import tiny_model
 
 
 class Answerer:
-    """A subject that answers by a program, in the tokens that it may generate."""
+    """A model that answers by a program, in the tokens that it may generate."""
 
     def __init__(self, tokenizer: Tokenizer, answer: Any, name: str = "oracle") -> None:
         self.tokenizer, self.name, self._answer = tokenizer, name, answer
@@ -55,8 +54,8 @@ def answerer(tokenizer: Tokenizer, answer: Any, name: str = "oracle") -> Any:
 @pytest.mark.parametrize("kind", ["byte", "bpe"])
 def test_the_oracle_gets_everything_right(kind: str, tokenizers: dict[str, Tokenizer], tmp_path: Path) -> None:
     measurement = Ruler(lengths=(2048, 4096), samples=3, batch_size=2)
-    subject = answerer(tokenizers[kind], lambda prompt: f" {oracle.answer(prompt)}")
-    results = evaluate("ruler", measurement, [(subject, tmp_path)])[0]
+    lm = answerer(tokenizers[kind], lambda prompt: f" {oracle.answer(prompt)}")
+    results = evaluate("ruler", measurement, [(lm, tmp_path)])[0]
     assert results.complete
     assert results.planned == 13 * 2 * 3
     summary = results.summary
@@ -111,15 +110,15 @@ def test_what_is_done_is_not_asked_again(tokenizers: dict[str, Tokenizer], tmp_p
 
 def test_other_settings_and_other_text_are_other_results(tokenizers: dict[str, Tokenizer], tmp_path: Path) -> None:
     (tmp_path / "essays.txt").write_text("Some text. And more. " * 20)
-    subject = answerer(tokenizers["byte"], oracle.answer)
+    lm = answerer(tokenizers["byte"], oracle.answer)
     fields: dict[str, Any] = {"tasks": ("niah_single_2",), "lengths": (1024,), "samples": 1}
     own = Ruler(**fields, essays=str(tmp_path / "essays.txt"))
-    evaluate("ruler", own, [(subject, tmp_path / "results")])
+    evaluate("ruler", own, [(lm, tmp_path / "results")])
     with pytest.raises(UserError, match=r"are of other settings: settings\.seed was 42 and is 7"):
-        evaluate("ruler", Ruler(**fields, essays=own.essays, seed=7), [(subject, tmp_path / "results")])
+        evaluate("ruler", Ruler(**fields, essays=own.essays, seed=7), [(lm, tmp_path / "results")])
     (tmp_path / "essays.txt").write_text("Other text. And more. " * 20)
     with pytest.raises(UserError, match=r"are of other data: data\.essays was"):
-        evaluate("ruler", own, [(subject, tmp_path / "results")])
+        evaluate("ruler", own, [(lm, tmp_path / "results")])
 
 
 def test_what_is_comparable_is_said() -> None:
@@ -160,11 +159,11 @@ def test_averages_are_of_whole_sets(tmp_path: Path) -> None:
 def test_models_are_compared_by_sample(tokenizers: dict[str, Tokenizer], tmp_path: Path) -> None:
     measurement = Ruler(tasks=("vt", "fwe"), lengths=(2048, 4096), samples=5)
     half = answerer(tokenizers["byte"], lambda prompt: oracle.answer(prompt) if "VAR" in prompt else "", "half")
-    subjects = [
+    models = [
         (answerer(tokenizers["byte"], oracle.answer), tmp_path / "oracle"),
         (half, tmp_path / "half"),
     ]
-    first, second = evaluate("ruler", measurement, subjects)
+    first, second = evaluate("ruler", measurement, models)
     found = {one.quantity: one.difference for one in compare(measurement, first, second)}
     assert found["accuracy"].value == -0.5
     assert found["accuracy"].count == 10  # questions, each at two lengths
@@ -182,15 +181,15 @@ def test_models_are_compared_by_sample(tokenizers: dict[str, Tokenizer], tmp_pat
 
 
 def test_lengths_that_hold_no_sample_are_refused_together() -> None:
-    subject = answerer(ByteTokenizer(), oracle.answer)
+    lm = answerer(ByteTokenizer(), oracle.answer)
     with pytest.raises(UserError, match=r"512 tokens do not hold vt \(takes \d+\), cwe \(takes .* --skip-short"):
-        Ruler(tasks=("niah_single_1", "vt", "cwe"), lengths=(512, 4096), samples=3).plan(subject)
-    plan = Ruler(tasks=("niah_single_1", "vt", "cwe"), lengths=(512, 4096), samples=3, skip_short=True).plan(subject)
+        Ruler(tasks=("niah_single_1", "vt", "cwe"), lengths=(512, 4096), samples=3).plan(lm)
+    plan = Ruler(tasks=("niah_single_1", "vt", "cwe"), lengths=(512, 4096), samples=3, skip_short=True).plan(lm)
     assert list(dict.fromkeys(unit.group for unit in plan.units)) == [
         *("niah_single_1 512", "niah_single_1 4096", "vt 4096", "cwe 4096")
     ]
     with pytest.raises(UserError, match="do not hold vt"):  # nothing is left
-        Ruler(tasks=("vt",), lengths=(512,), samples=3, skip_short=True).plan(subject)
+        Ruler(tasks=("vt",), lengths=(512,), samples=3, skip_short=True).plan(lm)
 
 
 def test_lengths_beyond_the_model_are_refused() -> None:
@@ -242,11 +241,11 @@ def byte_model(kind: str, folder: Path) -> Path:
 @pytest.mark.parametrize("kind", ["sdm", "llama"])
 def test_batches_change_no_answer(kind: str, tmp_path: Path) -> None:
     """Eight prompts of different lengths at a time, and one by one."""
-    subject = open_subject(byte_model(kind, tmp_path / "model"))
+    lm = open_model(byte_model(kind, tmp_path / "model"))
     measured = {}
     for size in (1, 8):
         measurement = Ruler(tasks=("niah_single_2", "fwe"), lengths=(640,), samples=8, batch_size=size)
-        results = evaluate("ruler", measurement, [(subject, tmp_path / str(size))])[0]
+        results = evaluate("ruler", measurement, [(lm, tmp_path / str(size))])[0]
         measured[size] = results.units
     assert measured[1] == measured[8]
     lengths = {one["tokens"] for one in measured[8].values() if one["task"] == "niah_single_2"}

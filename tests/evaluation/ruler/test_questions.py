@@ -9,13 +9,12 @@ from typing import Any
 
 import pytest
 
+import ruler_oracle as oracle
 from sdm.data.tokenization import ByteTokenizer
 from sdm.errors import UserError
-from sdm.evaluation.ruler import oracle
 from sdm.evaluation.ruler.generator import Generator, Sources, counter
-from sdm.evaluation.ruler.made_questions import MadeQuestions
-from sdm.evaluation.ruler.questions import read_hotpot, read_squad
-from sdm.evaluation.ruler.scoring import score
+from sdm.evaluation.ruler.questions import MadeQuestions, read_hotpot, read_squad
+from sdm.evaluation.ruler.sample import score
 
 
 def squad(articles: int = 6, paragraphs: int = 4) -> dict[str, Any]:

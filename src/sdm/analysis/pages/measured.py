@@ -8,12 +8,11 @@ from collections.abc import Sequence
 from sdm.analysis.pages.charts import illustration
 from sdm.analysis.pages.page import Finding
 from sdm.errors import UserError
-from sdm.evaluation.compare import comparison_table
-from sdm.evaluation.intervals import weighted_mean
 from sdm.evaluation.measurement import Measurement
 from sdm.evaluation.registry import find
 from sdm.evaluation.report import Chart, Grid
 from sdm.evaluation.results import Results
+from sdm.evaluation.statistics import comparison_table, weighted_mean
 from sdm.run.config_file import from_json, to_json
 
 Named = tuple[str, Results]
@@ -46,7 +45,7 @@ def _finding(group: list[Named]) -> Finding:
     description = (kind.__doc__ or "").strip().splitlines()[0]
     notes = [
         f"{name}: {len(one.units):,} of {one.planned:,} documents or samples; `sdm eval {one.measurement} "
-        f"{one.subject.get('path', 'MODEL')}` measures the rest"
+        f"{one.model.get('path', 'MODEL')}` measures the rest"
         for name, one in group
         if not one.complete
     ]

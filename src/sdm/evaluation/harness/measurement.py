@@ -1,7 +1,7 @@
 """`sdm eval harness`: the short-context tasks of the paper's table, and any other task of lm-evaluation-harness.
 
-A unit is a question. What it is asked with, and what is made of the answers, is the harness's; what is kept of it is
-what the model answered and its metrics, so that a measurement goes on where it was.
+A unit is a question. The harness decides what it is asked with, and how the answers are judged; the model's answers and
+their metrics are stored, so that an interrupted measurement resumes.
 """
 
 from __future__ import annotations
@@ -16,11 +16,11 @@ from typing import Any, ClassVar
 
 from sdm.data.errors import require
 from sdm.errors import UserError, check_not_negative, check_size
-from sdm.evaluation.harness.report import harness_report, harness_summary
+from sdm.evaluation.eval_model import EvalModel
 from sdm.evaluation.harness.tasks import PAPER, Loaded, load
 from sdm.evaluation.measurement import Measurement, Pairs, Plan, Result, Unit
-from sdm.evaluation.report import Report
-from sdm.evaluation.subject import Subject
+from sdm.evaluation.report import Report, Table
+from sdm.evaluation.statistics import weighted_mean, wilson
 
 UNLIMITED = 2**20  # tokens, for models that have no limit themselves
 QUESTIONS = 16  # at a time
@@ -56,9 +56,9 @@ class Harness(Measurement):
         if self.data_dir is not None and not self.data_dir.is_dir():
             raise UserError(f"--data-dir: {self.data_dir} is not a folder")
 
-    def plan(self, subject: Subject) -> Plan:
+    def plan(self, lm: EvalModel) -> Plan:
         require("lm_eval", "eval", "sdm eval harness")
-        tokenizer = harness_tokenizer(subject)
+        tokenizer = harness_tokenizer(lm)
         if "humaneval_plus" in self.tasks:
             self._check_code("humaneval_plus")  # before anything is loaded
         found = load(
@@ -77,7 +77,7 @@ class Harness(Measurement):
             for part, task in loaded.parts.items()
             for number in range(len(task.eval_docs))
         ]
-        asking = _Asking(subject, tokenizer, found, self.batch_size)
+        asking = _Asking(lm, tokenizer, found, self.batch_size)
         return Plan(units, asking, _manifest(found), batch=QUESTIONS)
 
     def _check_code(self, task: str) -> None:
@@ -102,25 +102,25 @@ class Harness(Measurement):
         return found
 
 
-def harness_tokenizer(subject: Subject) -> Any:
+def harness_tokenizer(lm: EvalModel) -> Any:
     """The tokenizer as transformers knows it, which the harness asks for."""
     from transformers import AutoTokenizer
 
     from sdm.files import explained
 
-    _ = subject.tokenizer  # or why there is none
-    with explained(f"cannot load the tokenizer in {subject.tokenizer_folder}"):
-        return AutoTokenizer.from_pretrained(subject.tokenizer_folder, local_files_only=True)
+    _ = lm.tokenizer  # or why there is none
+    with explained(f"cannot load the tokenizer in {lm.tokenizer_folder}"):
+        return AutoTokenizer.from_pretrained(lm.tokenizer_folder, local_files_only=True)
 
 
 class _Asking:
     """Asks a model the questions of some tasks."""
 
-    def __init__(self, subject: Subject, tokenizer: Any, tasks: Sequence[Loaded], batch_size: int) -> None:
+    def __init__(self, lm: EvalModel, tokenizer: Any, tasks: Sequence[Loaded], batch_size: int) -> None:
         from sdm.evaluation.harness.model import HarnessModel
 
         self._questions = {part: Questions(task) for loaded in tasks for part, task in loaded.parts.items()}
-        self._model = HarnessModel(subject.model, tokenizer, batch_size, subject.context_limit or UNLIMITED)
+        self._model = HarnessModel(lm.model, tokenizer, batch_size, lm.context_limit or UNLIMITED)
 
     def __call__(self, units: Sequence[Unit]) -> Iterator[Result]:
         name, part, _ = units[0].payload
@@ -247,3 +247,99 @@ def _checksum(documents: Iterable[Any]) -> str:
     for document in documents:
         digest.update(json.dumps(document, sort_keys=True, default=str).encode())
     return digest.hexdigest()
+
+
+def harness_summary(results: Mapping[str, Result]) -> dict[str, Any]:
+    """Metrics by task. In a group all questions weigh the same, as in the harness's MMLU; its parts are there too."""
+    by_task: dict[str, list[Result]] = {}
+    by_part: dict[str, dict[str, list[Result]]] = {}
+    for one in results.values():
+        by_task.setdefault(one["task"], []).append(one)
+        by_part.setdefault(one["task"], {}).setdefault(one["part"], []).append(one)
+    tasks = {}
+    for task, found in by_task.items():
+        parts = by_part[task]
+        tasks[task] = {"questions": len(found), "metrics": _metrics(found)}
+        if list(parts) != [task]:
+            tasks[task]["parts"] = {
+                part: {"questions": len(some), "metrics": _metrics(some)} for part, some in parts.items()
+            }
+    return {"tasks": tasks, "average": _average(tasks)}
+
+
+def _metrics(results: Sequence[Result]) -> dict[str, Any]:
+    values: dict[str, list[Any]] = {}
+    how: dict[str, str] = {}
+    for one in results:
+        how |= one["aggregation"]
+        for metric, value in one["metrics"].items():
+            values.setdefault(metric, []).append(value)
+    found = {}
+    for metric, entries in values.items():
+        if metric in how:
+            found[metric] = {"value": _put_together(how[metric], entries), "low": None, "high": None}
+        else:
+            mean = weighted_mean(entries)
+            # Student's interval of few zeros and ones would leave what is possible, or be a point.
+            shares = all(0 <= value <= 1 for value in entries)
+            low, high = wilson(mean.value, mean.count) if shares else (mean.low, mean.high)
+            found[metric] = {"value": mean.value, "low": low, "high": high}
+    return found
+
+
+def _put_together(name: str, values: list[Any]) -> float:
+    from lm_eval.api.registry import get_aggregation
+
+    return float(get_aggregation(name)([tuple(value) if isinstance(value, list) else value for value in values]))
+
+
+def main_metric(task: str, metrics: Mapping[str, Any]) -> str:
+    """What stands for a task: of the paper's the one of `PAPER`, else the first accuracy, else the first."""
+    if task in PAPER and PAPER[task].metric in metrics:
+        return PAPER[task].metric
+    likely = [metric for metric in metrics if metric.startswith(("acc", "exact_match", "pass"))]
+    return likely[0] if likely else next(iter(metrics))
+
+
+def _average(tasks: Mapping[str, Any]) -> float | None:
+    """Of the paper's tasks, if all of them are there."""
+    if not PAPER.keys() <= tasks.keys():
+        return None
+    return sum(tasks[task]["metrics"][main_metric(task, tasks[task]["metrics"])]["value"] for task in PAPER) / len(
+        PAPER
+    )
+
+
+def harness_report(summaries: Mapping[str, dict[str, Any]]) -> Report:
+    """A row per task and metric, a column per model; the metric that stands for the task comes first."""
+    tasks = list(dict.fromkeys(task for summary in summaries.values() for task in summary["tasks"]))
+    rows = []
+    for task in tasks:
+        found = {name: summary["tasks"].get(task) for name, summary in summaries.items()}
+        metrics: dict[str, None] = {}
+        for one in found.values():
+            metrics |= dict.fromkeys(one["metrics"] if one else ())
+        main = main_metric(task, metrics)
+        for metric in sorted(metrics, key=lambda name: name != main):
+            cells = [_cell(one["metrics"].get(metric)) if one else "" for one in found.values()]
+            title = PAPER[task].title if task in PAPER else task
+            rows.append((title if metric == main else "", metric, *cells, _questions(found) if metric == main else ""))
+    averages = [summary["average"] for summary in summaries.values()]
+    if any(value is not None for value in averages):
+        rows.append(("Average accuracy", "", *("" if x is None else f"{100 * x:.2f}" for x in averages), ""))
+    columns = ("task", "metric", *summaries, "questions")
+    caption = "In percent, perplexities aside. ±: 95% interval of the mean over questions."
+    return Report([Table("Short-context tasks", columns, rows, caption)])
+
+
+def _cell(one: Mapping[str, Any] | None) -> str:
+    if one is None:
+        return ""
+    if one["low"] is None:
+        return f"{100 * one['value']:.2f}" if 0 <= one["value"] <= 1 else f"{one['value']:.4g}"
+    return f"{100 * one['value']:.2f} ±{100 * (one['high'] - one['low']) / 2:.2f}"
+
+
+def _questions(found: Mapping[str, Any]) -> str:
+    counts = dict.fromkeys(f"{one['questions']:,}" for one in found.values() if one)
+    return " / ".join(counts)

@@ -11,7 +11,7 @@ from typing import Any
 
 from lm_eval.models.huggingface import HFLM
 
-from sdm.evaluation.continuations import Scored, score
+from sdm.evaluation.inference import Scored, score_continuations
 from sdm.models import SDMForCausalLM
 
 Request = tuple[Any, list[int], list[int]]
@@ -45,7 +45,9 @@ class HarnessModel(HFLM):
         for batch in _batches(by_context, self.batch_size):
             contexts = [list(context) for context in batch]
             owners = [(group, place) for group, context in enumerate(batch) for place in by_context[context]]
-            scored = score(self.model, contexts, [group for group, _ in owners], [kept[place] for _, place in owners])
+            scored = score_continuations(
+                self.model, contexts, [group for group, _ in owners], [kept[place] for _, place in owners]
+            )
             for (_, place), one in zip(owners, scored, strict=True):
                 found[place] = one
         return found

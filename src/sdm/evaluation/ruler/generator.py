@@ -11,16 +11,12 @@ from typing import Any
 
 from sdm.data.randomness import hash_of
 from sdm.data.tokenization import Tokenizer
-from sdm.evaluation.ruler.answering import Answering
-from sdm.evaluation.ruler.common_words import CommonWords
-from sdm.evaluation.ruler.fitting import NoRoom, Window, fit
-from sdm.evaluation.ruler.frequent_words import FrequentWords
-from sdm.evaluation.ruler.haystack import Essays
-from sdm.evaluation.ruler.made_questions import MadeQuestions
-from sdm.evaluation.ruler.niah import Needles
-from sdm.evaluation.ruler.questions import FileQuestions, QuestionSet, read_hotpot, read_squad
-from sdm.evaluation.ruler.sample import Draft, Sample, TooShort
+from sdm.evaluation.ruler.aggregation import CommonWords, FrequentWords
+from sdm.evaluation.ruler.questions import Answering, FileQuestions, MadeQuestions, QuestionSet, read_hotpot, read_squad
+from sdm.evaluation.ruler.retrieval import Needles
+from sdm.evaluation.ruler.sample import Draft, NoRoom, Sample, TooShort, Window, fit
 from sdm.evaluation.ruler.tasks import TASKS, text_source
+from sdm.evaluation.ruler.text import Essays
 
 VERSION = 1  # changes when the same seed gives other samples
 BUILT_IN = ("text", "code")  # corpora that can stand for essays

@@ -2,20 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar
 
 from sdm.data.tokenization import Tokenizer
 from sdm.errors import UserError, check_size
+from sdm.evaluation.eval_model import EvalModel
 from sdm.evaluation.measurement import Measurement, Pairs, Plan, Result, Unit
-from sdm.evaluation.report import Report
+from sdm.evaluation.report import Chart, Grid, Point, Report, Table
 from sdm.evaluation.ruler.generator import BUILT_IN, Generator, Sources, counter
-from sdm.evaluation.ruler.scoring import score
-from sdm.evaluation.ruler.summary import pairs, report, summarise
-from sdm.evaluation.ruler.tasks import TASKS, check_tasks, text_source
-from sdm.evaluation.subject import Subject
+from sdm.evaluation.ruler.sample import score
+from sdm.evaluation.ruler.tasks import SIX, TASKS, check_tasks, text_source
+from sdm.evaluation.statistics import mean_of_means, wilson
 
 LENGTHS = (4096, 8192, 16384, 32768, 65536, 131072)  # as published
 
@@ -55,9 +55,9 @@ class Ruler(Measurement):
     def generator(self, tokenizer: Tokenizer) -> Generator:
         return Generator(counter(tokenizer), self.seed, Sources(self.essays, self.squad, self.hotpot))
 
-    def plan(self, subject: Subject) -> Plan:
-        subject.check_length(max(self.lengths), "leave out longer --lengths")
-        generator = self.generator(subject.tokenizer)
+    def plan(self, lm: EvalModel) -> Plan:
+        lm.check_length(max(self.lengths), "leave out longer --lengths")
+        generator = self.generator(lm.tokenizer)
         units = [
             Unit(f"{task} {length} {index}", f"{task} {length}", (task, length, index), cost=length)
             for task, length in self.held(generator)
@@ -66,7 +66,7 @@ class Ruler(Measurement):
 
         def measure(batch: Sequence[Unit]) -> Iterator[Result]:
             samples = [generator.sample(*unit.payload) for unit in batch]
-            outputs = subject.answer([sample.prompt for sample in samples], samples[0].new_tokens)
+            outputs = lm.answer([sample.prompt for sample in samples], samples[0].new_tokens)
             for sample, output in zip(samples, outputs, strict=True):
                 yield {
                     "task": sample.task,
@@ -113,7 +113,154 @@ class Ruler(Measurement):
         return summarise(results, {task: self.comparable(task) for task in self.tasks})
 
     def report(self, summaries: Mapping[str, dict[str, Any]]) -> Report:
-        return report(summaries)
+        return ruler_report(summaries)
 
     def pairs(self, results: Mapping[str, Result]) -> Pairs:
-        return pairs(results)
+        return ruler_pairs(results)
+
+
+NOT_COMPARABLE = "* not comparable with published results: its text is not RULER's"
+# Averages by their names: over which tasks.
+AVERAGES = {"all 13": tuple(TASKS), "the paper's 6": SIX}
+
+
+def summarise(results: Mapping[str, Result], comparable: Mapping[str, bool]) -> dict[str, Any]:
+    """Accuracy by task and length; the mean of each task over lengths; and the averages, at the lengths at which all of
+    their tasks have been measured.
+
+    comparable: whether each task's text is RULER's own. Tasks that nothing has been measured of stand there empty.
+    """
+    scores: dict[str, dict[int, dict[int, float]]] = {}
+    for one in results.values():
+        scores.setdefault(one["task"], {}).setdefault(one["length"], {})[one["index"]] = one["score"]
+    tasks: dict[str, Any] = {}
+    for task in (name for name in TASKS if name in comparable):
+        lengths = {str(length): _cell(found.values()) for length, found in sorted(scores.get(task, {}).items())}
+        mean = _mean(cell["accuracy"] for cell in lengths.values()) if lengths else None
+        tasks[task] = {"lengths": lengths, "accuracy": mean, "comparable": comparable[task]}
+    averages = {name: _average(scores, names) for name, names in AVERAGES.items()}
+    if len(scores) > 1 and not any(scores.keys() == {*names} for names in AVERAGES.values()):
+        averages[f"these {len(scores)}"] = _average(scores, [name for name in TASKS if name in scores])
+    averages = {
+        name: average | {"comparable": all(comparable[task] for task in average["tasks"])}
+        for name, average in averages.items()
+        if average["lengths"]
+    }
+    return {
+        "tasks": tasks,
+        "averages": averages,
+        "samples": len(results),
+        "comparable": all(comparable.values()),
+    }
+
+
+def _cell(scores: Iterable[float]) -> dict[str, Any]:
+    found = list(scores)
+    mean = _mean(found)
+    low, high = wilson(mean, len(found))
+    return {"accuracy": mean, "low": low, "high": high, "samples": len(found)}
+
+
+def _average(scores: dict[str, dict[int, dict[int, float]]], names: Sequence[str]) -> dict[str, Any]:
+    """The mean over tasks at each length that all of them have, and over these lengths."""
+    shared = [
+        length
+        for length in sorted({length for found in scores.values() for length in found})
+        if all(length in scores.get(name, {}) for name in names)
+    ]
+    lengths: dict[str, Any] = {}
+    for length in shared:
+        mean = mean_of_means([list(scores[name][length].values()) for name in names])
+        lengths[str(length)] = {"accuracy": mean.value, "low": mean.low, "high": mean.high}
+    found: dict[str, Any] = {"tasks": list(names), "lengths": lengths}
+    if shared:
+        # An index asks the same at every length: its mean over lengths is one draw.
+        draws = [
+            [
+                _mean(scores[name][length][index] for length in shared)
+                for index in scores[name][shared[0]]
+                if all(index in scores[name][length] for length in shared)
+            ]
+            for name in names
+        ]
+        found["accuracy"] = _mean(cell["accuracy"] for cell in lengths.values())
+        if all(draws):
+            mean = mean_of_means(draws)
+            found |= {"low": mean.low, "high": mean.high}
+    return found
+
+
+def _mean(values: Iterable[float]) -> float:
+    found = list(values)
+    return sum(found) / len(found)
+
+
+def ruler_report(summaries: Mapping[str, dict[str, Any]]) -> Report:
+    lengths = sorted({int(length) for one in summaries.values() for task in _rows(one) for length in task["lengths"]})
+    tables = [_table(name, summary, lengths) for name, summary in summaries.items()]
+    tasks = [task for task in TASKS if any(_measured(one, task) for one in summaries.values())]
+    charts = [_chart(task, summaries, "tasks", task) for task in tasks]
+    names = dict.fromkeys(name for one in summaries.values() for name in one["averages"])
+    charts += [_chart(f"mean of {name}", summaries, "averages", name) for name in names]
+    title = "RULER: accuracy by the length of the context, with 95% intervals"
+    if not all(one["comparable"] for one in summaries.values()):
+        title += f"\n{NOT_COMPARABLE}"
+    return Report(tables, [Grid("ruler", title, charts)])
+
+
+def _measured(summary: dict[str, Any], task: str) -> bool:
+    return bool(summary["tasks"].get(task, {}).get("lengths"))
+
+
+def _rows(summary: dict[str, Any]) -> list[dict[str, Any]]:
+    return [*summary["tasks"].values(), *summary["averages"].values()]
+
+
+def _table(name: str, summary: dict[str, Any], lengths: Sequence[int]) -> Table:
+    rows = [_row(_label(task, one), one, lengths) for task, one in summary["tasks"].items()]
+    rows += [_row(_label(f"mean of {name}", one), one, lengths) for name, one in summary["averages"].items()]
+    counts = {cell["samples"] for one in summary["tasks"].values() for cell in one["lengths"].values()}
+    caption = f"{min(counts)} to {max(counts)} samples" if len(counts) > 1 else f"{min(counts)} samples"
+    caption += " of each task at each length."
+    if not summary["comparable"]:
+        caption += f" {NOT_COMPARABLE}."
+    return Table(
+        f"RULER: accuracy (%) of {name}", ("task", *(f"{length:,}" for length in lengths), "mean"), rows, caption
+    )
+
+
+def _row(label: str, one: dict[str, Any], lengths: Sequence[int]) -> tuple[str, ...]:
+    cells = [one["lengths"].get(str(length), {}).get("accuracy") for length in lengths]
+    return (label, *("-" if value is None else f"{100 * value:.1f}" for value in (*cells, one["accuracy"])))
+
+
+def _label(name: str, one: dict[str, Any]) -> str:
+    return name if one["comparable"] else f"{name} *"
+
+
+def _chart(title: str, summaries: Mapping[str, dict[str, Any]], kind: str, name: str) -> Chart:
+    title = next(_label(title, summary[kind][name]) for summary in summaries.values() if name in summary[kind])
+    curves = {
+        model: [
+            Point(int(length), cell["accuracy"], cell["low"], cell["high"])
+            for length, cell in summary[kind][name]["lengths"].items()
+        ]
+        for model, summary in summaries.items()
+        if name in summary[kind]
+    }
+    return Chart(f"ruler-{name}", title, "tokens", "accuracy", curves, log_x=True, percent=True)
+
+
+def ruler_pairs(results: Mapping[str, Result]) -> Pairs:
+    """Models are compared on all samples, at each length and by task. An index asks the same at every length, so where
+    lengths are put together it is one draw, and weighs what it has of them."""
+    found: dict[str, dict[str, list[float]]] = {}
+    for one in results.values():
+        index = f"{one['task']} {one['index']}"
+        for quantity in ("accuracy", f"accuracy at {one['length']:,}", f"accuracy on {one['task']}"):
+            found.setdefault(quantity, {}).setdefault(index, []).append(one["score"])
+    order = sorted(found, key=lambda quantity: ("at" in quantity.split(), "on" in quantity.split()))
+    return {
+        quantity: {key: (sum(scores) / len(scores), float(len(scores))) for key, scores in found[quantity].items()}
+        for quantity in order
+    }

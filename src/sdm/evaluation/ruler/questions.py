@@ -1,16 +1,22 @@
-"""Questions and the documents that answer them: from SQuAD's or HotpotQA's file."""
+"""RULER's question answering (qa_1, qa_2): questions among documents, most of which have nothing to do with them.
+
+Questions and documents come from SQuAD's or HotpotQA's file, or are made from templates.
+"""
 
 from __future__ import annotations
 
 import hashlib
 import json
+import random
+from collections.abc import Iterator, Sequence
 from dataclasses import astuple, dataclass
 from functools import cached_property
 from pathlib import Path
 from typing import Any, Protocol
 
 from sdm.data.errors import DataError
-from sdm.evaluation.ruler.json_file import plain_text, read_json_file
+from sdm.data.randomness import Permutation, hash_of
+from sdm.evaluation.ruler.text import plain_text, read_json_file, word_lists
 
 
 @dataclass(frozen=True)
@@ -111,3 +117,146 @@ def _field(record: Any, name: str, kind: type, where: str) -> Any:
     if not isinstance(value, kind):
         raise DataError(f"{where}: expected an object with {name!r}, a {kind.__name__}")
     return plain_text(value, where) if isinstance(value, str) else value
+
+
+_BUILDINGS = ("museum", "library", "theatre", "observatory", "school", "hospital", "bakery", "brewery", "lighthouse")
+_TRADES = ("baker", "weaver", "sailor", "teacher", "painter", "farmer", "doctor", "miller", "printer", "tailor")
+_STARTS = ("Al", "Bel", "Cor", "Dar", "El", "Fen", "Gal", "Har", "Is", "Jor", "Kel", "Lor", "Mar", "Nor", "Or", "Per")
+_MIDDLES = ("a", "an", "ar", "e", "en", "i", "in", "o", "on", "u")
+_NAME_ENDS = ("bert", "dan", "dor", "fred", "lia", "lin", "mar", "mund", "na", "ric", "sa", "ton", "vin", "wen")
+_TOWN_ENDS = ("bridge", "bury", "dale", "field", "ford", "ham", "holm", "mouth", "port", "stead", "wick", "worth")
+
+
+def _name(number: int, ends: Sequence[str]) -> str:
+    number, end = divmod(number, len(ends))
+    start, middle = divmod(number, len(_MIDDLES))
+    return f"{_STARTS[start]}{_MIDDLES[middle]}{ends[end]}"
+
+
+_FIRST, _TOWNS = len(_STARTS) * len(_MIDDLES) * len(_NAME_ENDS), len(_STARTS) * len(_MIDDLES) * len(_TOWN_ENDS)
+
+
+class MadeQuestions:
+    """Questions from templates, of one hop or two, about as many made-up documents as a sample needs.
+
+    Document 2k is about the k-th building, document 2k + 1 about its founder. One hop asks for the founder, two for the
+    town where the founder was born. Every person and every building has one document, so every question one answer.
+    """
+
+    num_questions, num_documents = 2**31, 2**21
+
+    def __init__(self, hops: int, seed: int) -> None:
+        self.hops, self._seed = hops, seed
+
+    def question(self, index: int) -> Question:
+        rng = random.Random(hash_of("made question", self._seed, index))
+        pair = rng.randrange(self.num_documents // 2)
+        building, founder, _, born = self._facts(pair)
+        if self.hops == 1:
+            return Question(f"Who founded {building}?", (founder,), (2 * pair,))
+        asked = f"In which town was the founder of {building} born?"
+        return Question(asked, (born,), (2 * pair, 2 * pair + 1))
+
+    def document(self, number: int) -> str:
+        pair, about_person = divmod(number, 2)
+        building, founder, town, born = self._facts(pair)
+        rng = random.Random(hash_of("made document", self._seed, number))
+        adjectives, nouns = word_lists()["adjectives"], word_lists()["nouns"]
+        year, trade = rng.randrange(1650, 1900), rng.choice(_TRADES)
+        if about_person:
+            facts = [
+                f"{founder} was a {trade} who was born in {born} in {year}.",
+                f"In {year + rng.randrange(20, 50)} {founder} moved to {town} and bought a {rng.choice(nouns)} there.",
+            ]
+            title = founder
+        else:
+            facts = [
+                f"{_capital(building)} was founded by {founder} in {year + 40}.",
+                f"It stands beside the {rng.choice(adjectives)} {rng.choice(nouns)} of {town}.",
+            ]
+            title = _capital(building)
+        for _ in range(rng.randrange(4, 12)):
+            facts.append(
+                f"{rng.choice(('Visitors', 'Neighbours', 'Travellers', 'Historians'))} "
+                f"{rng.choice(('remember', 'mention', 'describe', 'admire'))} the {rng.choice(adjectives)} "
+                f"{rng.choice(nouns)} and the {rng.choice(adjectives)} {rng.choice(nouns)}."
+            )
+        return f"{title}\n{' '.join(facts)}"
+
+    def _facts(self, pair: int) -> tuple[str, str, str, str]:
+        """The building, its founder, its town, and where the founder was born. The pair decides its names."""
+        rng = random.Random(hash_of("made facts", self._seed, pair))
+        adjectives, nouns = word_lists()["adjectives"], word_lists()["nouns"]
+        town, born = (_name(number, _TOWN_ENDS) for number in rng.sample(range(_TOWNS), 2))
+        # Two names and a number of the house tell a million of each apart.
+        family, first = divmod(pair, _FIRST)
+        founder = f"{_name(first, _NAME_ENDS)} {_capital(nouns[family])}"
+        building = f"the {rng.choice(adjectives)} {rng.choice(_BUILDINGS)} No. {pair + 1} of {town}"
+        return building, founder, town, born
+
+
+def _capital(text: str) -> str:
+    return text[:1].upper() + text[1:]
+
+
+_TASK = "Answer the question based on the given documents. Only give me the answer and do not output any other words."
+
+
+@dataclass(frozen=True)
+class Answering:
+    source: str
+    """Which questions: those of SQuAD's kind, or HotpotQA's."""
+    new_tokens: int = 32
+    metric: str = "part"
+
+    def draft(self, rng: random.Random, questions: QuestionSet, index: int) -> AnsweringDraft:
+        return AnsweringDraft(rng, questions, index)
+
+
+class AnsweringDraft:
+    """The question of a number. Its units are documents beside those that it needs."""
+
+    answer_prefix = " Answer:"
+
+    def __init__(self, rng: random.Random, questions: QuestionSet, index: int) -> None:
+        self._questions = questions
+        self._asked = questions.question(index)
+        self.answers = self._asked.answers
+        self._needed = rng.sample(self._asked.documents, len(self._asked.documents))
+        self._places = sorted(rng.random() for _ in self._needed)
+        self._others: list[str] = []
+        self._coming = self._in_turn(rng.getrandbits(64))
+
+    def question(self, units: int, filler: str = "") -> str:
+        documents = [self._questions.document(number) for number in self._needed]
+        others = self._distractors(units)
+        for number, (document, place) in enumerate(zip(documents, self._places, strict=True)):
+            others.insert(int(place * (units + 1)) + number, document)
+        context = "\n\n".join(f"Document {number}:\n{text}" for number, text in enumerate(others, 1))
+        return (
+            f"{_TASK}\n\nThe following are given documents.\n\n{context}{filler}\n\n{_TASK}\n\n"
+            f"Question: {self._asked.text}"
+        )
+
+    def filler(self, units: int) -> str:
+        start = units + len(self._needed)
+        coming = self._distractors(units + 2)[units:]
+        return "".join(f"\n\nDocument {start + number}:\n{text}" for number, text in enumerate(coming, 1))
+
+    def _distractors(self, count: int) -> list[str]:
+        while len(self._others) < count:
+            self._others.append(self._questions.document(next(self._coming)))
+        return self._others[:count]
+
+    def _in_turn(self, seed: int) -> Iterator[int]:
+        """Related documents, then all others in a random order; and from the beginning again when there are no more."""
+        rng, needed, related = random.Random(seed), {*self._needed}, self._asked.related
+        others = self._questions.num_documents - len(needed) - len(related)
+        while True:
+            yield from rng.sample(related, len(related))
+            if others > 0:
+                order = Permutation(self._questions.num_documents, rng.getrandbits(64))
+                taken = needed | {*related}
+                yield from (number for number in map(order.__getitem__, range(len(order))) if number not in taken)
+            elif not related:  # a file with nothing but what this question needs
+                yield from self._needed

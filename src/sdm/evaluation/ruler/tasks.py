@@ -6,11 +6,9 @@ import difflib
 from collections.abc import Sequence
 
 from sdm.errors import UserError
-from sdm.evaluation.ruler.answering import Answering
-from sdm.evaluation.ruler.common_words import CommonWords
-from sdm.evaluation.ruler.frequent_words import FrequentWords
-from sdm.evaluation.ruler.niah import Needles
-from sdm.evaluation.ruler.variables import Variables
+from sdm.evaluation.ruler.aggregation import CommonWords, FrequentWords
+from sdm.evaluation.ruler.questions import Answering
+from sdm.evaluation.ruler.retrieval import Needles, Variables
 
 Task = Needles | Variables | CommonWords | FrequentWords | Answering
 

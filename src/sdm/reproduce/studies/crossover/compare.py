@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from sdm.evaluation.intervals import Mean, weighted_mean
+from sdm.evaluation.statistics import Mean, weighted_mean
 from sdm.reproduce.studies.crossover.cells import Cell
 
 Documents = Mapping[str, tuple[float, float]]

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from sdm.analysis.pages import Finding, Illustration
 from sdm.analysis.plots import differences_figure, write_read_figure
-from sdm.evaluation.intervals import Mean
 from sdm.evaluation.report import Table
+from sdm.evaluation.statistics import Mean
 from sdm.reproduce.recipes.mini import DEVIATIONS, PLAIN, WIDTHS
 from sdm.reproduce.studies.mini.cells import LABELS, SMALL, TOP, Experiment, ladder_variant
 from sdm.reproduce.studies.mini.results import Cells, above_zero, below_zero, late, shown

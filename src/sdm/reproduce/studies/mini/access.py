@@ -8,10 +8,10 @@ from sdm.analysis.access import AccessProbe, KeyUse, probe_access
 from sdm.analysis.pages import Finding, Illustration
 from sdm.analysis.plots import cumulative_mass_figure, effective_keys_figure, utilisation_figure
 from sdm.data.config import CorpusConfig
-from sdm.evaluation.intervals import Mean, weighted_mean
+from sdm.evaluation.eval_model import open_model
 from sdm.evaluation.position import Position
 from sdm.evaluation.report import Table
-from sdm.evaluation.subject import open_subject
+from sdm.evaluation.statistics import Mean, weighted_mean
 from sdm.reproduce.jobs import Outcome
 from sdm.reproduce.recipes.mini import DEVIATIONS, WIDTHS
 from sdm.reproduce.studies.mini.cells import SMALL, TOP, Experiment, Variant, ladder_variant, plain_variant
@@ -58,7 +58,7 @@ def _gap(probes: list[AccessProbe]) -> Mean | None:
 
 def probe(outcome: Outcome) -> AccessProbe:
     """Of a run, on the beginnings of the first test documents that are long enough."""
-    subject = open_subject(outcome.folder)
+    subject = open_model(outcome.folder)
     assert subject.run is not None
     (held_out,) = Position().held_out(subject)
     store = held_out.tokens(subject.tokenizer)

@@ -12,11 +12,11 @@ from typing import Any
 from sdm.analysis.pages import Finding, Illustration
 from sdm.analysis.plots import costs_figure
 from sdm.errors import UserError
+from sdm.evaluation.eval_model import open_model
 from sdm.evaluation.report import Point, Table
 from sdm.evaluation.results import FILE
-from sdm.evaluation.session import evaluate
+from sdm.evaluation.runner import evaluate
 from sdm.evaluation.speed import Speed
-from sdm.evaluation.subject import open_subject
 from sdm.files import read_json
 from sdm.ops.triton.availability import missing_because, version
 from sdm.reproduce.recipes.mini import DEVIATIONS
@@ -33,7 +33,7 @@ def measure_speed(cells: Cells) -> None:
     """Of the models of the last level, one seed each, in turns; those that are measured are not measured again."""
     folders = [one[0].folder for variant in models().values() if (one := cells.outcomes(variant, "position"))]
     if any(not (Run(folder).evaluations / "speed" / FILE).is_file() for folder in folders):
-        subjects = [(open_subject(folder), Run(folder).evaluations / "speed") for folder in folders]
+        subjects = [(open_model(folder), Run(folder).evaluations / "speed") for folder in folders]
         evaluate("speed", SPEED, subjects)
 
 

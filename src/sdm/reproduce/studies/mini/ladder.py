@@ -5,8 +5,8 @@ from __future__ import annotations
 from sdm.analysis.pages import Finding, Illustration
 from sdm.analysis.plots import scaling_figure
 from sdm.analysis.scaling import PowerLaw, fit_power_law
-from sdm.evaluation.intervals import Mean
 from sdm.evaluation.report import Table
+from sdm.evaluation.statistics import Mean
 from sdm.models import cost
 from sdm.reproduce.recipes.mini import DEVIATIONS, SEQUENCE_LENGTH, VOCABULARY, WIDTHS, Architecture
 from sdm.reproduce.studies.mini.cells import ARCHITECTURES, LABELS, TOP, Experiment, Variant, ladder_variant

@@ -8,8 +8,8 @@ from typing import Any
 
 from sdm.analysis.pages import Finding, Illustration
 from sdm.analysis.plots import recall_figure, state_recall_figure
-from sdm.evaluation.intervals import Mean, weighted_mean
 from sdm.evaluation.report import Table
+from sdm.evaluation.statistics import Mean, weighted_mean
 from sdm.reproduce.recipes.recall import DEVIATIONS
 from sdm.reproduce.studies.mini.cells import RECALL_FORMS, RECALL_RATES, SEEDS, Experiment, Variant
 from sdm.reproduce.studies.mini.results import Cells, above_zero, percent

@@ -8,8 +8,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from sdm.evaluation.intervals import Mean, weighted_mean
 from sdm.evaluation.results import Results
+from sdm.evaluation.statistics import Mean, weighted_mean
 from sdm.reproduce.jobs import Outcome, read_outcome
 from sdm.reproduce.studies.mini.cells import Experiment, Variant
 

@@ -8,7 +8,7 @@ from matplotlib.figure import Figure
 
 from sdm.analysis.pages import Illustration, Verdict
 from sdm.analysis.plots import Point, position_points
-from sdm.evaluation.intervals import Mean
+from sdm.evaluation.statistics import Mean
 from sdm.reproduce.studies.mini.cells import Variant
 from sdm.reproduce.studies.mini.results import Cells
 

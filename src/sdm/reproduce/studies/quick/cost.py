@@ -10,10 +10,10 @@ import torch
 
 from sdm.analysis.pages import Finding, Illustration
 from sdm.analysis.plots import costs_figure
+from sdm.evaluation.eval_model import open_model
 from sdm.evaluation.report import Point, Table
-from sdm.evaluation.session import evaluate
+from sdm.evaluation.runner import evaluate
 from sdm.evaluation.speed import Speed
-from sdm.evaluation.subject import open_subject
 from sdm.reproduce.jobs import Outcome
 from sdm.reproduce.measure import earlier
 from sdm.reproduce.studies.quick.language import NAMES
@@ -42,7 +42,7 @@ def measure(outcomes: Mapping[str, Outcome]) -> dict[str, dict[str, Any]]:
         subjects = []
         for folder in found.values():
             earlier(MEASUREMENT, Run(folder).evaluations / KEY)
-            subjects.append((open_subject(folder), Run(folder).evaluations / KEY))
+            subjects.append((open_model(folder), Run(folder).evaluations / KEY))
         results = evaluate("speed", MEASUREMENT, subjects)
     finally:
         torch.set_num_threads(threads)

@@ -7,10 +7,9 @@ from typing import Any
 
 from sdm.analysis.pages import Finding, Illustration, Verdict
 from sdm.analysis.plots import position_figure, position_points
-from sdm.evaluation.compare import Difference, compare
-from sdm.evaluation.intervals import Mean
 from sdm.evaluation.position import Position
 from sdm.evaluation.report import Point, Table
+from sdm.evaluation.statistics import Difference, Mean, compare
 from sdm.reproduce.jobs import Outcome
 from sdm.reproduce.recipes.small_code import DEVIATIONS, SHARED_DEVIATIONS
 

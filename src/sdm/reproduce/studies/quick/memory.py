@@ -10,8 +10,8 @@ from sdm.analysis.pages import Finding, Illustration, Verdict
 from sdm.analysis.plots import cumulative_mass_figure, utilisation_figure
 from sdm.data.config import CorpusConfig
 from sdm.data.corpus import open_corpus
+from sdm.evaluation.eval_model import open_model
 from sdm.evaluation.report import Table
-from sdm.evaluation.subject import open_subject
 from sdm.reproduce.jobs import Outcome
 from sdm.reproduce.recipes.small_code import DEVIATIONS
 from sdm.run import Run
@@ -55,7 +55,7 @@ def _look(outcome: Outcome) -> Look:
     run = Run(outcome.folder)
     config = run.config().data
     assert isinstance(config, CorpusConfig)
-    data, model = open_corpus(config, "test"), open_subject(outcome.folder).model
+    data, model = open_corpus(config, "test"), open_model(outcome.folder).model
     texts = [data.batch(step, range(1)).input_ids for step in range(min(ROWS, data.num_steps or ROWS))]
     lines = [line for line in run.metrics() if "memory/slots_read" in line]
     return Look(lines, probe_access(model, texts), memory_stats(model, texts))

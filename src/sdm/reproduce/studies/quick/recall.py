@@ -8,8 +8,8 @@ from typing import Any
 
 from sdm.analysis.pages import Finding, Illustration, Verdict
 from sdm.analysis.plots import recall_figure, state_recall_figure
-from sdm.evaluation.intervals import weighted_mean
 from sdm.evaluation.report import Point, Table
+from sdm.evaluation.statistics import weighted_mean
 from sdm.reproduce.jobs import Outcome
 from sdm.reproduce.recipes.recall import DEVIATIONS
 from sdm.reproduce.studies.quick.jobs import (

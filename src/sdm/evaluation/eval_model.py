@@ -1,4 +1,4 @@
-"""What is measured: a causal language model with its tokenizer, a run's, an export's or anybody's."""
+"""A causal language model with its tokenizer, as measurements use it: of a run, an export or any folder."""
 
 from __future__ import annotations
 
@@ -13,11 +13,10 @@ from torch import Tensor
 
 from sdm.data.tokenization import Tokenizer, load_tokenizer
 from sdm.errors import UserError
-from sdm.evaluation.generation import Generator
-from sdm.evaluation.scoring import Past, Scorer, Stream, likeliest
-from sdm.evaluation.tokenizer import has_tokenizer, open_tokenizer
+from sdm.evaluation.foreign import has_tokenizer, open_tokenizer
+from sdm.evaluation.inference import CACHES, Generator, Past, Scorer, Stream, cache_tensors, likeliest
 from sdm.files import explained, read_json
-from sdm.models import SDMConfig, SDMForCausalLM
+from sdm.models import SDMConfig, SDMForCausalLM, cost
 from sdm.models.fingerprint import checksum
 from sdm.models.saved_folder import CONFIG, no_progress_bar
 from sdm.run import Run
@@ -26,7 +25,7 @@ from sdm.run.model import SavedModel
 Precision = Literal["auto", "float32", "bfloat16", "float16"]
 
 
-class Subject:
+class EvalModel:
     """A model that can be asked for likelihoods, the likeliest tokens and answers, and its tokenizer.
 
     Token ids are plain lists or tensors on any device. A text begins a document: what the model sees before it is
@@ -143,6 +142,19 @@ class Subject:
         texts = map(self.decode, self.generate([self.encode_prompt(text) for text in prompts], max_new_tokens, stop))
         return [text[: min((text.find(one) for one in stop if one in text), default=None)] for text in texts]
 
+    def state_elements(self, length: int) -> int | None:
+        """Count the numbers that the layers keep after `length` tokens: recurrent states, keys and values, windows.
+
+        Returns:
+            The count, or None if a foreign model returns no cache.
+        """
+        if self.is_ours:
+            return sum(layer.state_elements(length) for layer in cost(self.model.config).layers)
+        with torch.inference_mode():
+            output = self.model(torch.zeros(1, length, dtype=torch.int64, device=self.device), use_cache=True)
+        cache = next((output[name] for name in CACHES if output.get(name) is not None), None)
+        return sum(tensor.numel() for tensor in cache_tensors(cache) if tensor.is_floating_point()) or None
+
     @cached_property
     def fingerprint(self) -> dict[str, Any]:
         """What decides the numbers: the weights, in their precision, and the tokenizer."""
@@ -182,7 +194,7 @@ class Subject:
         return Generator(self.model, sorted(known))
 
 
-def open_subject(path: Path, device: str = "auto", precision: Precision = "auto", name: str | None = None) -> Subject:
+def open_model(path: Path, device: str = "auto", precision: Precision = "auto", name: str | None = None) -> EvalModel:
     """The model in a folder: a run's, finished or not, an export's, or that of any causal LM that transformers knows.
     Nothing is downloaded, and no code of the folder is run."""
     run = Run.around(path)
@@ -197,7 +209,7 @@ def open_subject(path: Path, device: str = "auto", precision: Precision = "auto"
         model = model.to(getattr(torch, precision))
     with explained(f"cannot move {path} to --device {device}"):
         model = model.to(default_device() if device == "auto" else device)
-    return Subject(name or path.resolve().name, path, model, folder, run)
+    return EvalModel(name or path.resolve().name, path, model, folder, run)
 
 
 def default_device() -> str:

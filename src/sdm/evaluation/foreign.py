@@ -1,4 +1,4 @@
-"""The tokenizer beside a model, as `sdm.data` knows tokenizers."""
+"""Tokenizers of models that are not of this library, as `sdm.data` knows tokenizers."""
 
 from __future__ import annotations
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from sdm.evaluation.continuations import score
+from sdm.evaluation.inference import score_continuations
 from tiny_models import STACKS, VOCABULARY, tiny_model
 
 
@@ -29,7 +29,7 @@ def test_shared_prefixes(stack: str) -> None:
     ]
     for contexts, owner, lengths in cases:
         continuations = [*map(words, lengths), likeliest]
-        found = score(model, contexts, owner, continuations)
+        found = score_continuations(model, contexts, owner, continuations)
         for (value, greedy), place, continuation in zip(found, owner, continuations, strict=True):
             ids = torch.tensor([contexts[place] + continuation])
             with torch.no_grad():
@@ -37,4 +37,4 @@ def test_shared_prefixes(stack: str) -> None:
             expected = logits.log_softmax(-1).gather(1, ids[:, -len(continuation) :].T).sum()
             assert value == pytest.approx(float(expected), abs=2e-5)
             assert greedy == (logits.argmax(-1).tolist() == continuation)
-    assert score(model, [examples], [0], [likeliest])[0][1]
+    assert score_continuations(model, [examples], [0], [likeliest])[0][1]

@@ -13,9 +13,8 @@ import torch.nn.functional as F
 from evaluation.conftest import OTHERS, other_model, save_model
 from sdm.data import ByteTokenizer
 from sdm.errors import UserError
-from sdm.evaluation.generation import Generator
-from sdm.evaluation.scoring import Scorer
-from sdm.evaluation.subject import open_subject
+from sdm.evaluation.eval_model import open_model
+from sdm.evaluation.inference import Generator, Scorer
 from tiny_models import STACKS, tiny_model, tokens
 from training.runs import recall_run, text_run, train
 
@@ -73,37 +72,37 @@ def test_generation_in_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
     prompts = [tokens(length).tolist() for length in (33, 50)]
     for model in (tiny_model("mixed"), other_model("llama")):
         whole = Generator(model, [])(prompts, 8)
-        monkeypatch.setattr("sdm.evaluation.generation.PREFILL", 16)
+        monkeypatch.setattr("sdm.evaluation.inference.PREFILL", 16)
         assert Generator(model, [])(prompts, 8) == whole
         monkeypatch.undo()
 
 
 def test_answers(folders: dict[str, Path]) -> None:
     for folder in folders.values():
-        subject = open_subject(folder)
-        texts = subject.answer(["One", "Two and three"], 10)
-        ids = subject.generate([subject.encode_prompt("One"), subject.encode_prompt("Two and three")], 10)
-        assert [subject.decode(one) for one in ids] == texts
+        lm = open_model(folder)
+        texts = lm.answer(["One", "Two and three"], 10)
+        ids = lm.generate([lm.encode_prompt("One"), lm.encode_prompt("Two and three")], 10)
+        assert [lm.decode(one) for one in ids] == texts
         stop = texts[0][4]
-        assert subject.answer(["One", "Two and three"], 10, [stop])[0] == texts[0][: texts[0].index(stop)]
-        assert subject.encode_prompt("ab") == [96, ord("a") - 32, ord("b") - 32]
+        assert lm.answer(["One", "Two and three"], 10, [stop])[0] == texts[0][: texts[0].index(stop)]
+        assert lm.encode_prompt("ab") == [96, ord("a") - 32, ord("b") - 32]
         with pytest.raises(ValueError, match=r"prompts\[1\] is empty"):
-            subject.generate([[1], []], 4)
+            lm.generate([[1], []], 4)
 
 
 def test_what_a_folder_asks_for_does_not_change_greedy_answers(tmp_path: Path) -> None:
     folder = save_model(other_model("llama"), tmp_path / "model")
-    plain = open_subject(folder).generate([[1, 2, 3]], 20)
+    plain = open_model(folder).generate([[1, 2, 3]], 20)
     config = json.loads((folder / "generation_config.json").read_text())
     (folder / "generation_config.json").write_text(json.dumps(config | {"repetition_penalty": 5.0, "top_k": 3}))
-    assert open_subject(folder).generate([[1, 2, 3]], 20) == plain
+    assert open_model(folder).generate([[1, 2, 3]], 20) == plain
 
 
 def test_runs(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """A run, its export, and a run that is not finished."""
     config = text_run(tmp_path)
     train(config, tmp_path / "run")
-    run, export = open_subject(tmp_path / "run"), open_subject(tmp_path / "run" / "export")
+    run, export = open_model(tmp_path / "run"), open_model(tmp_path / "run" / "export")
     assert run.fingerprint == export.fingerprint
     assert run.run is not None
     assert export.run is not None
@@ -112,10 +111,10 @@ def test_runs(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert run.start_id == 256
     assert run.context_limit == 2**20
     (tmp_path / "run" / "export" / "config.json").unlink()
-    unfinished = open_subject(tmp_path / "run")
+    unfinished = open_model(tmp_path / "run")
     assert "is not finished: the model is that of the checkpoint after step 8" in capsys.readouterr().err
     assert unfinished.fingerprint == run.fingerprint
-    task = open_subject(tmp_path / "task") if train(recall_run(), tmp_path / "task") else None
+    task = open_model(tmp_path / "task") if train(recall_run(), tmp_path / "task") else None
     assert task is not None
     assert task.fingerprint["tokenizer"] is None
     with pytest.raises(UserError, match=r"task has no tokenizer in .* take a measurement of token ids, such as recall"):
@@ -127,9 +126,9 @@ def test_fingerprints(folders: dict[str, Path], tmp_path: Path) -> None:
     model = other_model("llama")
     with torch.no_grad():
         model.lm_head.weight[3, 5] += 1e-3
-    other = open_subject(save_model(model, tmp_path / "other"))
-    same, half = open_subject(folders["llama"]), open_subject(folders["llama"], precision="bfloat16")
-    assert same.fingerprint == open_subject(folders["llama"]).fingerprint
+    other = open_model(save_model(model, tmp_path / "other"))
+    same, half = open_model(folders["llama"]), open_model(folders["llama"], precision="bfloat16")
+    assert same.fingerprint == open_model(folders["llama"]).fingerprint
     assert other.fingerprint["weights"] != same.fingerprint["weights"]
     assert half.fingerprint != same.fingerprint
     assert half.model.dtype == torch.bfloat16
@@ -137,31 +136,31 @@ def test_fingerprints(folders: dict[str, Path], tmp_path: Path) -> None:
 
 def test_what_cannot_be_opened(tmp_path: Path) -> None:
     with pytest.raises(UserError, match=r"neither a run's folder nor a model's: it has no config\.json"):
-        open_subject(tmp_path / "nothing")
+        open_model(tmp_path / "nothing")
     folder = save_model(other_model("llama"), tmp_path / "model", tokenizer=False)
     with pytest.raises(UserError, match="model has no tokenizer in"):
-        open_subject(folder).encode("text")
+        open_model(folder).encode("text")
     (folder / "model.safetensors").unlink()
     with pytest.raises(UserError, match="cannot load the model in"):
-        open_subject(folder)
+        open_model(folder)
     folder = save_model(other_model("llama", num_hidden_layers=1), tmp_path / "less")
     config = json.loads((folder / "config.json").read_text())
     (folder / "config.json").write_text(json.dumps(config | {"num_hidden_layers": 2}))
     with pytest.raises(UserError, match=r"missing weights: model\.layers\.1\."):
-        open_subject(folder)
+        open_model(folder)
     (folder / "config.json").write_text(json.dumps(config | {"model_type": "of my own"}))
     with pytest.raises(UserError, match="cannot load the model in"):
-        open_subject(folder)
+        open_model(folder)
     with pytest.raises(UserError, match=r"cannot move .* to --device abacus"):
-        open_subject(save_model(other_model("gpt2"), tmp_path / "gpt2"), "abacus")
+        open_model(save_model(other_model("gpt2"), tmp_path / "gpt2"), "abacus")
 
 
 def test_a_context_beyond_the_limit(tmp_path: Path) -> None:
-    subject = open_subject(save_model(other_model("gpt2"), tmp_path / "gpt2"))
-    assert subject.context_limit == 128
-    assert len(subject.generate([[1] * 120], 9)[0]) <= 9
+    lm = open_model(save_model(other_model("gpt2"), tmp_path / "gpt2"))
+    assert lm.context_limit == 128
+    assert len(lm.generate([[1] * 120], 9)[0]) <= 9
     with pytest.raises(UserError, match="gpt2 takes at most 128 tokens, got 129"):
-        subject.generate([[1] * 120], 10)
+        lm.generate([[1] * 120], 10)
 
 
 def test_a_tokenizer_of_another_model(tmp_path: Path) -> None:
@@ -169,4 +168,4 @@ def test_a_tokenizer_of_another_model(tmp_path: Path) -> None:
         other_model("llama", vocab_size=50, bos_token_id=1, eos_token_id=1, pad_token_id=1), tmp_path / "m"
     )
     with pytest.raises(UserError, match="has 97 ids, but m takes 50: it is another model's"):
-        open_subject(folder).encode("text")
+        open_model(folder).encode("text")

@@ -1,4 +1,4 @@
-"""Measuring: the units of a plan that are not done yet, batch after batch, for one model or several in turns."""
+"""Run measurements: measure the units of a plan that are not done yet, for one model or several in turns."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ from pathlib import Path
 from typing import Any
 
 from sdm.errors import UserError
+from sdm.evaluation.eval_model import EvalModel
 from sdm.evaluation.measurement import Measurement, Plan, Unit
 from sdm.evaluation.results import Results, ResultsFolder, versions
-from sdm.evaluation.subject import Subject
 from sdm.ranks import ALONE, Ranks
 from sdm.run.config_file import KIND, to_json
 
@@ -34,33 +34,31 @@ Listener = Callable[[Advance], None]
 def evaluate(
     name: str,
     measurement: Measurement,
-    subjects: Iterable[tuple[Subject, Path]],
+    models: Iterable[tuple[EvalModel, Path]],
     limit: int | None = None,
     listener: Listener = lambda advance: None,
     ranks: Ranks = ALONE,
 ) -> list[Results]:
-    """The results of each subject, in its folder. Units that are done there already are not measured again.
+    """The results of each lm, in its folder. Units that are done there already are not measured again.
 
     What is done is kept whatever happens: an error or a signal leaves results.json with `complete` false.
     """
     if limit is not None and limit < 1:
         raise UserError(f"--limit must be at least 1, got {limit}")
     if not measurement.interleaved:
-        return [
-            _together(name, measurement, [(subject, folder)], limit, listener, ranks)[0] for subject, folder in subjects
-        ]
-    return _together(name, measurement, list(subjects), limit, listener, ranks)
+        return [_together(name, measurement, [(lm, folder)], limit, listener, ranks)[0] for lm, folder in models]
+    return _together(name, measurement, list(models), limit, listener, ranks)
 
 
 def _together(
     name: str,
     measurement: Measurement,
-    subjects: list[tuple[Subject, Path]],
+    models: list[tuple[EvalModel, Path]],
     limit: int | None,
     listener: Listener,
     ranks: Ranks,
 ) -> list[Results]:
-    sessions = [_Session(name, measurement, subject, folder, limit, ranks) for subject, folder in subjects]
+    sessions = [_Session(name, measurement, lm, folder, limit, ranks) for lm, folder in models]
     ranks.gather_call(lambda: None)  # until everybody has read what is done
     with ExitStack() as stack:
         for session in sessions:
@@ -87,12 +85,12 @@ class _Session:
     """One measurement of one model."""
 
     def __init__(
-        self, name: str, measurement: Measurement, subject: Subject, folder: Path, limit: int | None, ranks: Ranks
+        self, name: str, measurement: Measurement, lm: EvalModel, folder: Path, limit: int | None, ranks: Ranks
     ) -> None:
-        self.subject, self._ranks, self.plan = subject, ranks, measurement.plan(subject)
+        self.lm, self._ranks, self.plan = lm, ranks, measurement.plan(lm)
         check_plan(self.plan)
         settings, planned = settings_of(measurement), len(self.plan.units)
-        wanted = Results(name, settings, subject.describe(), self.plan.data, planned, limit, versions=versions())
+        wanted = Results(name, settings, lm.describe(), self.plan.data, planned, limit, versions=versions())
         self.folder = ResultsFolder(folder, wanted, ranks.rank)
         self.asked = limited(self.plan.units, limit)
         self._start = time.perf_counter()
@@ -105,7 +103,7 @@ class _Session:
 
         def tell(partial: float = 0.0) -> None:
             """Of other ranks it is only known that they are about as far."""
-            listener(Advance(self.subject.name, min(reached + partial * ranks.size, total), total, units))
+            listener(Advance(self.lm.name, min(reached + partial * ranks.size, total), total, units))
 
         tell()
         self.plan.partial.listener = tell

@@ -9,11 +9,10 @@ import pytest
 import torch
 
 from sdm.errors import UserError
-from sdm.evaluation.compare import compare, comparison_table
-from sdm.evaluation.intervals import student_quantile, weighted_mean
+from sdm.evaluation.eval_model import open_model
 from sdm.evaluation.nll import Likelihood
-from sdm.evaluation.session import evaluate
-from sdm.evaluation.subject import open_subject
+from sdm.evaluation.runner import evaluate
+from sdm.evaluation.statistics import compare, comparison_table, student_quantile, weighted_mean
 
 
 @pytest.mark.parametrize(
@@ -50,8 +49,8 @@ def test_mean() -> None:
 def test_differences_are_paired(folders: dict[str, Path], texts: Path, tmp_path: Path) -> None:
     """The mean difference is the difference of the means; documents that one lacks are left out."""
     measurement = Likelihood(data=(str(texts),))
-    subjects = [(open_subject(folder), tmp_path / f"out-{name}") for name, folder in folders.items()]
-    first, second = evaluate("nll", measurement, subjects)
+    models = [(open_model(folder), tmp_path / f"out-{name}") for name, folder in folders.items()]
+    first, second = evaluate("nll", measurement, models)
     assert first.summary is not None
     assert second.summary is not None
     tokens, per_byte = compare(measurement, first, second)
@@ -61,7 +60,7 @@ def test_differences_are_paired(folders: dict[str, Path], texts: Path, tmp_path:
     del second.units[next(iter(second.units))]
     assert compare(measurement, first, second)[0].difference.count == 5
     # With another tokenizer the tokens are others, also where there are as many: only bytes can be compared.
-    second.subject["fingerprint"]["tokenizer"] = "another"
+    second.model["fingerprint"]["tokenizer"] = "another"
     assert [one.quantity for one in compare(measurement, first, second)] == ["bits/byte"]
     table = comparison_table(measurement, [("a", first), ("b", second)])
     assert table is not None
