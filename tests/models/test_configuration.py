@@ -2,14 +2,22 @@
 
 from __future__ import annotations
 
+import dataclasses
+import inspect
+import re
+import typing
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from huggingface_hub.errors import StrictDataclassError
 
 import sdm
-from sdm import layers
+from sdm import SDMConfig, layers
+from sdm.models.configuration import model_fields
+from sdm.models.fields import documented_fields
+from sdm.models.layer_types import LAYER_TYPES
 from tiny_models import tiny_config, tokens
 
 
@@ -115,10 +123,23 @@ def test_round_trip(tmp_path: Path) -> None:
     ids=lambda value: next(iter(value)) if isinstance(value, dict) else "",
 )
 def test_impossible_values_name_the_field(fields: dict[str, Any], names: list[str]) -> None:
-    with pytest.raises((ValueError, TypeError)) as caught:
+    with pytest.raises((ValueError, TypeError, StrictDataclassError)) as caught:
         tiny_config(**fields)
     for name in names:
         assert name in str(caught.value)
+
+
+def test_the_class_declares_the_fields_of_the_layer_types() -> None:
+    """Typed and documented, for readers, editors and `help()`."""
+    declared, documentation = {field.name: field for field in dataclasses.fields(SDMConfig)}, inspect.getdoc(SDMConfig)
+    hints = typing.get_type_hints(SDMConfig)
+    for kind in LAYER_TYPES.values():
+        for field in documented_fields(kind.fields):
+            assert (declared[field.name].default, hints[field.name]) == (field.default, field.type), field.name
+    for name, field in model_fields().items():
+        entry = re.search(rf"^ +{name} \(.*(?:\n {{8}}.*)*", documentation or "", re.MULTILINE)
+        assert entry is not None, name
+        assert " ".join(entry[0].split()).endswith(field.doc), name
 
 
 def test_wrong_types_name_the_field() -> None:

@@ -1,10 +1,11 @@
 """The configuration of a hybrid model. A few sizes are enough; everything else follows from them."""
 
 import math
+import textwrap
 import warnings
 from collections.abc import Sequence
 from os import PathLike
-from typing import TYPE_CHECKING, Any, ClassVar, get_args
+from typing import Any, ClassVar, get_args
 
 from huggingface_hub.dataclasses import strict, type_validator
 from transformers import GenerationConfig, PreTrainedConfig
@@ -13,7 +14,7 @@ from sdm.errors import nearest
 from sdm.layers.sizes import default_head_dim
 from sdm.models import config_file
 from sdm.models.fields import Field, documented_fields
-from sdm.models.layer_types import LAYER_TYPES, layer_fields, layer_names
+from sdm.models.layer_types import LAYER_TYPES, LayerFields, layer_fields, layer_names
 from sdm.models.layer_types.base import check_choices, check_numbers, check_sizes
 from sdm.models.rope import check_rope
 from sdm.ops.backends import BACKENDS, check_backend
@@ -39,13 +40,15 @@ _TRANSFORMERS_KEYS = {
 
 
 @strict
-class SDMConfig(PreTrainedConfig):
-    """A stack of blocks, three of sliding-window attention to one global layer, each followed by a gated MLP.
+class SDMConfig(LayerFields, PreTrainedConfig):
+    """Configuration of a hybrid model: a stack of blocks, each a sequence layer followed by a gated MLP.
 
+    By default three blocks of sliding-window attention are followed by one with a global layer.
     `SDMConfig(vocab_size=97, hidden_size=128, num_hidden_layers=4, global_layer="sdm")` is a working model. Fields that
     are None are derived and then hold the derived value. Values that cannot work raise an error naming the field.
 
-    The fields of the layers are declared by the layer types, `sdm.models.layer_types`, and are fields like the others.
+    The fields of the layers are inherited from `sdm.models.layer_types.LayerFields`. Layer types that were registered
+    from outside the package add fields of their own, which are accepted in the same way.
     """
 
     model_type = "sdm"
@@ -95,7 +98,7 @@ class SDMConfig(PreTrainedConfig):
     hidden_act: str = "silu"
     """Activation of the MLP."""
     rms_norm_eps: float | int = 1e-6
-    """Of every RMS norm."""
+    """Epsilon of every RMS norm."""
     initializer_range: float | int = 0.02
     """Standard deviation of the weights at initialisation."""
     loss_chunk_size: int | None = 1024
@@ -114,17 +117,16 @@ class SDMConfig(PreTrainedConfig):
     eos_token_id: int | list[int] | None = None
     """Token that a text ends with."""
 
-    if TYPE_CHECKING:  # the fields of the layer types
-
-        def __getattr__(self, name: str) -> Any: ...
-
     def __post_init__(self, **kwargs: Any) -> None:
         # What config.json holds is taken as it is: `SDMConfig(**config.to_diff_dict())`.
         kwargs = config_file.from_file(kwargs)
         self.layer_types = kwargs.pop("layer_types", self.layer_types)
         for name in self._unknown(kwargs):
             raise TypeError(f"SDMConfig has no field {name!r}{_nearest(name)}")
+        # Fields of layer types from outside the package; those of the built-in ones are fields of this class.
         for name, field in layer_fields().items():
+            if name in self.__dataclass_fields__:
+                continue
             value = kwargs.pop(name, field.default)
             type_validator(name, value, field.type)
             setattr(self, name, value)
@@ -289,6 +291,19 @@ def model_fields() -> dict[str, Field]:
     from here."""
     own = documented_fields(SDMConfig, inherited=False)
     return {field.name: field for field in own} | layer_fields()
+
+
+def _attributes() -> str:
+    """The fields as a section of the docstring, so that `help(SDMConfig)` shows them."""
+    lines = []
+    for field in model_fields().values():
+        kind = field.type.__name__ if isinstance(field.type, type) else str(field.type).replace("typing.", "")
+        entry = f"{field.name} ({kind}, default {field.default!r}): {field.doc}"
+        lines.append(textwrap.fill(entry, 116, initial_indent=" " * 8, subsequent_indent=" " * 12))
+    return "\n".join(lines)
+
+
+SDMConfig.__doc__ = f"{(SDMConfig.__doc__ or '').rstrip()}\n\n    Attributes:\n{_attributes()}\n    "
 
 
 def _nearest(name: str) -> str:

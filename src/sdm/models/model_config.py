@@ -11,6 +11,7 @@ import functools
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
 
 import tyro
+from huggingface_hub.errors import StrictDataclassError
 
 from sdm.errors import UserError
 from sdm.models.configuration import SDMConfig, model_fields
@@ -74,7 +75,7 @@ class ModelConfig:
             fields["global_layer"] = None
         try:
             return SDMConfig(**fields, eos_token_id=eos_token_id, bos_token_id=eos_token_id)
-        except (TypeError, ValueError) as error:
+        except (TypeError, ValueError, StrictDataclassError) as error:
             raise UserError(f"model: {error}") from error
 
 

@@ -1,12 +1,18 @@
-"""The layer types, a file each. Local ones come first wherever they are listed."""
+"""The layer types, a file each, and their fields in one class.
 
-from sdm.models.layer_types.attention import FullAttentionType, SlidingAttentionType
+Local types come first wherever they are listed. To add a type, name it in the loop below and, if it has fields, name
+its class of fields among the bases of `LayerFields`.
+"""
+
+from dataclasses import dataclass
+
+from sdm.models.layer_types.attention import FullAttentionFields, FullAttentionType, SlidingAttentionType, WindowFields
 from sdm.models.layer_types.base import LAYER_TYPES, LayerType, layer_fields, layer_names, local_reach, register
-from sdm.models.layer_types.deltanet import DeltaNetType
-from sdm.models.layer_types.gdn import GatedDeltaNetType
+from sdm.models.layer_types.deltanet import DeltaNetFields, DeltaNetType
+from sdm.models.layer_types.gdn import GatedDeltaNetFields, GatedDeltaNetType
 from sdm.models.layer_types.mamba2 import Mamba2Type
-from sdm.models.layer_types.pkm import ProductKeyType
-from sdm.models.layer_types.sdm import SparseMemoryType
+from sdm.models.layer_types.pkm import ProductKeyFields, ProductKeyType
+from sdm.models.layer_types.sdm import SparseMemoryFields, SparseMemoryType
 from sdm.models.layer_types.token_shift import TokenShiftType
 
 for kind in (
@@ -21,4 +27,12 @@ for kind in (
 ):
     register(kind())
 
-__all__ = ["LAYER_TYPES", "LayerType", "layer_fields", "layer_names", "local_reach", "register"]
+
+@dataclass
+class LayerFields(
+    WindowFields, SparseMemoryFields, GatedDeltaNetFields, DeltaNetFields, ProductKeyFields, FullAttentionFields
+):
+    """The fields of the built-in layer types, which `SDMConfig` inherits."""
+
+
+__all__ = ["LAYER_TYPES", "LayerFields", "LayerType", "layer_fields", "layer_names", "local_reach", "register"]

@@ -1,30 +1,31 @@
 """Sliding-window and full attention."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING
 
 from torch import nn
 
 from sdm.layers import FullAttention, SlidingWindowAttention
 from sdm.layers.sizes import default_kv_heads
 from sdm.models.layer_cost import LayerCost
-from sdm.models.layer_types.base import LayerType, check_sizes
+from sdm.models.layer_types.base import LayerType, check_sizes, derived
 from sdm.models.rope import rope_of
 
+if TYPE_CHECKING:
+    from sdm.models.configuration import SDMConfig
 
-@dataclass(frozen=True)
+
+@dataclass
 class WindowFields:
-    """Of sliding-window attention."""
+    """Fields of sliding-window attention."""
 
     sliding_window: int = 128
     """Tokens that sliding-window attention sees, the current one included."""
 
 
-@dataclass(frozen=True)
+@dataclass
 class FullAttentionFields:
-    """Of full attention."""
+    """Fields of full attention."""
 
     num_key_value_heads: int | None = None
     """Key-value heads of full attention. Derived: half of num_attention_heads, or the nearest number that divides
@@ -37,18 +38,20 @@ class SlidingAttentionType(LayerType):
     fields = WindowFields
     state_fields = ("num_attention_heads", "sliding_window")
 
-    def derive(self, config: Any) -> None:
+    def derive(self, config: "SDMConfig") -> None:
         check_sizes(config, "sliding_window")
 
-    def build(self, config: Any) -> nn.Module:
+    def build(self, config: "SDMConfig") -> nn.Module:
         rope = rope_of(config, self.name)
-        return SlidingWindowAttention(config.hidden_size, config.num_attention_heads, config.sliding_window, rope=rope)
+        return SlidingWindowAttention(
+            config.hidden_size, derived(config.num_attention_heads), config.sliding_window, rope=rope
+        )
 
-    def reach(self, config: Any) -> int:
+    def reach(self, config: "SDMConfig") -> int:
         return config.sliding_window - 1
 
-    def cost(self, config: Any) -> LayerCost:
-        return _cost(config, self.name, config.num_attention_heads, config.sliding_window)
+    def cost(self, config: "SDMConfig") -> LayerCost:
+        return _cost(config, self.name, derived(config.num_attention_heads), config.sliding_window)
 
 
 class FullAttentionType(LayerType):
@@ -58,9 +61,9 @@ class FullAttentionType(LayerType):
     state_fields = ("num_attention_heads", "num_key_value_heads")
     bounded_state = False
 
-    def derive(self, config: Any) -> None:
+    def derive(self, config: "SDMConfig") -> None:
         check_sizes(config, "num_key_value_heads")
-        heads = config.num_attention_heads
+        heads = derived(config.num_attention_heads)
         if config.num_key_value_heads is None:
             config.num_key_value_heads = default_kv_heads(heads)
         elif heads % config.num_key_value_heads:
@@ -68,16 +71,18 @@ class FullAttentionType(LayerType):
                 f"num_attention_heads = {heads} must be divisible by num_key_value_heads = {config.num_key_value_heads}"
             )
 
-    def build(self, config: Any) -> nn.Module:
+    def build(self, config: "SDMConfig") -> nn.Module:
         rope = rope_of(config, self.name)
-        return FullAttention(config.hidden_size, config.num_attention_heads, config.num_key_value_heads, rope=rope)
+        return FullAttention(
+            config.hidden_size, derived(config.num_attention_heads), config.num_key_value_heads, rope=rope
+        )
 
-    def cost(self, config: Any) -> LayerCost:
-        return _cost(config, self.name, config.num_key_value_heads, None)
+    def cost(self, config: "SDMConfig") -> LayerCost:
+        return _cost(config, self.name, derived(config.num_key_value_heads), None)
 
 
-def _cost(config: Any, kind: str, kv_heads: int, window: int | None) -> LayerCost:
-    width, kv_size = config.hidden_size, kv_heads * config.head_dim
+def _cost(config: "SDMConfig", kind: str, kv_heads: int, window: int | None) -> LayerCost:
+    width, kv_size = config.hidden_size, kv_heads * derived(config.head_dim)
     return LayerCost(
         kind,
         weights=3 * width * width + 2 * width * kv_size,

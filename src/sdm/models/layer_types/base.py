@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import abc
 import math
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Literal
 
 from torch import nn
 
@@ -62,7 +62,7 @@ class LayerType(abc.ABC):
         """How many tokens before it a token sees through such a layer; None: the whole stream."""
         return None
 
-    def initialize(self, layer: Any, config: SDMConfig) -> None:  # noqa: B027
+    def initialize(self, layer: nn.Module, config: SDMConfig) -> None:  # noqa: B027
         """What is to be done to a layer whose modules are initialised."""
 
 
@@ -98,7 +98,14 @@ def layer_names(scope: str | None = None) -> tuple[str, ...]:
     return tuple(name for name, kind in LAYER_TYPES.items() if scope in (None, kind.scope))
 
 
-def check_sizes(config: Any, *names: str) -> None:
+def derived(size: int | None) -> int:
+    """Return the value of a field that `SDMConfig.derive` has filled in."""
+    if size is None:
+        raise ValueError("the configuration has fields that are not derived yet; call config.derive()")
+    return size
+
+
+def check_sizes(config: SDMConfig, *names: str) -> None:
     """Raise unless these fields are positive integers or, where their type allows it, None."""
     for name in names:
         size = getattr(config, name)
@@ -112,7 +119,7 @@ def check_sizes(config: Any, *names: str) -> None:
             raise ValueError(f"{name} must be at most {largest}, got {shown}")
 
 
-def check_numbers(config: Any, *names: str, positive: bool = False) -> None:
+def check_numbers(config: SDMConfig, *names: str, positive: bool = False) -> None:
     """Raise unless these fields are finite and not negative; or not zero either."""
     for name in names:
         value = getattr(config, name)
@@ -121,7 +128,8 @@ def check_numbers(config: Any, *names: str, positive: bool = False) -> None:
             raise ValueError(f"{name} must be {expected}, got {value}")
 
 
-def check_choices(config: Any, **choices: tuple[str, ...]) -> None:
+def check_choices(config: SDMConfig, **choices: tuple[str, ...]) -> None:
+    """Raise unless each of these fields has one of its options."""
     for name, options in choices.items():
         if getattr(config, name) not in options:
             raise ValueError(f"{name} must be one of {options}, got {getattr(config, name)!r}")

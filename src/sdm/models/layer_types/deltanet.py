@@ -1,15 +1,13 @@
 """DeltaNet: the dense delta rule without decay; without its correction, linear attention."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING
 
 from torch import nn
 
 from sdm.layers import GatedDeltaNet
 from sdm.models.layer_cost import LayerCost
-from sdm.models.layer_types.base import LayerType
+from sdm.models.layer_types.base import LayerType, derived
 from sdm.models.layer_types.shared import (
     DenseMemoryFields,
     KeyAids,
@@ -22,10 +20,13 @@ from sdm.models.layer_types.shared import (
 )
 from sdm.ops.backends import check_backend
 
+if TYPE_CHECKING:
+    from sdm.models.configuration import SDMConfig
 
-@dataclass(frozen=True)
+
+@dataclass
 class DeltaNetFields(DenseMemoryFields, KeyAids):
-    """Of DeltaNet layers."""
+    """Fields of DeltaNet layers."""
 
     deltanet_correction: bool = True
     """Whether DeltaNet erases what a key held before it writes; False makes it linear attention."""
@@ -37,18 +38,18 @@ class DeltaNetType(LayerType):
     fields = DeltaNetFields
     state_fields = ("num_attention_heads", "recurrent_key_dim", "short_convolution", "shift_keys", "key_convolution")
 
-    def derive(self, config: Any) -> None:
+    def derive(self, config: "SDMConfig") -> None:
         derive_dense_memory(config)
         check_key_aids(config)
 
-    def check(self, config: Any) -> None:
+    def check(self, config: "SDMConfig") -> None:
         check_backend(config.backend, "gated_delta_rule" if config.deltanet_correction else "state_space")
 
-    def build(self, config: Any) -> nn.Module:
+    def build(self, config: "SDMConfig") -> nn.Module:
         layer = GatedDeltaNet(
             config.hidden_size,
-            config.num_attention_heads,
-            config.recurrent_key_dim,
+            derived(config.num_attention_heads),
+            derived(config.recurrent_key_dim),
             conv_size=config.short_convolution,
             norm_eps=config.rms_norm_eps,
             decay=False,
@@ -57,8 +58,9 @@ class DeltaNetType(LayerType):
         )
         return shifted(layer, config)
 
-    def cost(self, config: Any) -> LayerCost:
-        width, heads, keys = config.hidden_size, config.num_attention_heads, config.recurrent_key_dim
+    def cost(self, config: "SDMConfig") -> LayerCost:
+        width, heads = config.hidden_size, derived(config.num_attention_heads)
+        keys = derived(config.recurrent_key_dim)
         channels, convolved = width // heads, width + 2 * heads * keys
         matrix = heads * keys * channels
         # Write and read are 2 each per element; the correction retrieves and subtracts.
@@ -73,5 +75,5 @@ class DeltaNetType(LayerType):
             memory_flops=heads * channels * per_channel,
         )
 
-    def initialize(self, layer: Any, config: Any) -> None:
+    def initialize(self, layer: nn.Module, config: "SDMConfig") -> None:
         tie_queries(layer, config)

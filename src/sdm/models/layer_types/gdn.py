@@ -1,15 +1,13 @@
 """Gated DeltaNet: the dense delta rule with decay, a small matrix per head."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING
 
 from torch import nn
 
 from sdm.layers import GatedDeltaNet
 from sdm.models.layer_cost import LayerCost
-from sdm.models.layer_types.base import LayerType, check_numbers
+from sdm.models.layer_types.base import LayerType, check_numbers, derived
 from sdm.models.layer_types.shared import (
     DenseMemoryFields,
     InitialStateFields,
@@ -23,10 +21,13 @@ from sdm.models.layer_types.shared import (
     tie_queries,
 )
 
+if TYPE_CHECKING:
+    from sdm.models.configuration import SDMConfig
 
-@dataclass(frozen=True)
+
+@dataclass
 class GatedDeltaNetFields(DenseMemoryFields, InitialStateFields, KeyAids):
-    """Of GDN layers."""
+    """Fields of GDN layers."""
 
     gdn_learned_initial_state: bool = False
     """Whether GDN starts from a learned state instead of zeros."""
@@ -40,16 +41,16 @@ class GatedDeltaNetType(LayerType):
     state_fields = ("num_attention_heads", "recurrent_key_dim", "short_convolution", "shift_keys", "key_convolution")
     free_fields = ("initial_state_std",)
 
-    def derive(self, config: Any) -> None:
+    def derive(self, config: "SDMConfig") -> None:
         derive_dense_memory(config)
         check_key_aids(config)
         check_numbers(config, "initial_state_std")
 
-    def build(self, config: Any) -> nn.Module:
+    def build(self, config: "SDMConfig") -> nn.Module:
         layer = GatedDeltaNet(
             config.hidden_size,
-            config.num_attention_heads,
-            config.recurrent_key_dim,
+            derived(config.num_attention_heads),
+            derived(config.recurrent_key_dim),
             config.gdn_learned_initial_state,
             conv_size=config.short_convolution,
             initial_state_std=config.initial_state_std,
@@ -58,8 +59,9 @@ class GatedDeltaNetType(LayerType):
         )
         return shifted(layer, config)
 
-    def cost(self, config: Any) -> LayerCost:
-        width, heads, keys = config.hidden_size, config.num_attention_heads, config.recurrent_key_dim
+    def cost(self, config: "SDMConfig") -> LayerCost:
+        width, heads = config.hidden_size, derived(config.num_attention_heads)
+        keys = derived(config.recurrent_key_dim)
         channels, convolved = width // heads, width + 2 * heads * keys
         matrix = heads * keys * channels
         return LayerCost(
@@ -73,5 +75,5 @@ class GatedDeltaNetType(LayerType):
             memory_flops=heads * delta_flops(keys, keys, channels),
         )
 
-    def initialize(self, layer: Any, config: Any) -> None:
+    def initialize(self, layer: nn.Module, config: "SDMConfig") -> None:
         tie_queries(layer, config)

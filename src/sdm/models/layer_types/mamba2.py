@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING
 
 from torch import nn
 
 from sdm.layers import Mamba2
 from sdm.models.layer_cost import LayerCost
-from sdm.models.layer_types.base import LayerType
+from sdm.models.layer_types.base import LayerType, derived
 from sdm.models.layer_types.shared import DenseMemoryFields, derive_dense_memory
+
+if TYPE_CHECKING:
+    from sdm.models.configuration import SDMConfig
 
 
 class Mamba2Type(LayerType):
@@ -19,25 +22,26 @@ class Mamba2Type(LayerType):
     ops = ("state_space",)
     state_fields = ("num_attention_heads", "recurrent_key_dim", "short_convolution")
 
-    def derive(self, config: Any) -> None:
+    def derive(self, config: SDMConfig) -> None:
         derive_dense_memory(config)
 
-    def check(self, config: Any) -> None:
+    def check(self, config: SDMConfig) -> None:
         if not config.short_convolution:
             raise ValueError("short_convolution must be at least 1 for mamba2, got 0")
 
-    def build(self, config: Any) -> nn.Module:
+    def build(self, config: SDMConfig) -> nn.Module:
         return Mamba2(
             config.hidden_size,
-            config.num_attention_heads,
-            config.recurrent_key_dim,
+            derived(config.num_attention_heads),
+            derived(config.recurrent_key_dim),
             conv_size=config.short_convolution,
             norm_eps=config.rms_norm_eps,
             backend=config.backend,
         )
 
-    def cost(self, config: Any) -> LayerCost:
-        width, heads, keys = config.hidden_size, config.num_attention_heads, config.recurrent_key_dim
+    def cost(self, config: SDMConfig) -> LayerCost:
+        width, heads = config.hidden_size, derived(config.num_attention_heads)
+        keys = derived(config.recurrent_key_dim)
         channels, convolved = width // heads, width + 2 * heads * keys
         matrix = heads * keys * channels
         return LayerCost(

@@ -1,22 +1,23 @@
 """A static product-key memory: a learned table that is read and never written."""
 
-from __future__ import annotations
-
 import math
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING
 
 from torch import nn
 
 from sdm.layers import ProductKeyMemory
 from sdm.layers.sizes import check_slots, default_slots
 from sdm.models.layer_cost import LayerCost, selection_flops
-from sdm.models.layer_types.base import LayerType, check_sizes
+from sdm.models.layer_types.base import LayerType, check_sizes, derived
+
+if TYPE_CHECKING:
+    from sdm.models.configuration import SDMConfig
 
 
-@dataclass(frozen=True)
+@dataclass
 class ProductKeyFields:
-    """Of static memories."""
+    """Fields of static product-key memories."""
 
     pkm_heads: int = 1
     """Tables of a static product-key memory."""
@@ -32,35 +33,37 @@ class ProductKeyType(LayerType):
     fields = ProductKeyFields
     ops = ("product_key_topk",)
 
-    def derive(self, config: Any) -> None:
+    def derive(self, config: "SDMConfig") -> None:
         check_sizes(config, "pkm_heads", "pkm_slots", "pkm_reads")
         width, heads = config.hidden_size, config.pkm_heads
         config.pkm_slots = config.pkm_slots or default_slots(width, heads)
         config.pkm_reads = config.pkm_reads or min(64, config.pkm_slots)
         check_slots(width, {"pkm_heads": heads}, {"pkm_slots": config.pkm_slots}, pkm_reads=config.pkm_reads)
 
-    def build(self, config: Any) -> nn.Module:
+    def build(self, config: "SDMConfig") -> nn.Module:
         return ProductKeyMemory(
             config.hidden_size,
             config.pkm_heads,
             config.pkm_slots,
-            config.pkm_reads,
+            derived(config.pkm_reads),
             table_std=config.initializer_range,
             norm_eps=config.rms_norm_eps,
             backend=config.backend,
         )
 
-    def reach(self, config: Any) -> int:
+    def reach(self, config: "SDMConfig") -> int:
         return 0
 
-    def cost(self, config: Any) -> LayerCost:
-        width, heads, side = config.hidden_size, config.pkm_heads, math.isqrt(config.pkm_slots)
+    def cost(self, config: "SDMConfig") -> LayerCost:
+        width, heads = config.hidden_size, config.pkm_heads
+        slots, reads = derived(config.pkm_slots), derived(config.pkm_reads)
+        side = math.isqrt(slots)
         return LayerCost(
             self.name,
             weights=2 * width * width + 2 * width * heads * side,
             vectors=width // heads,
-            table=config.pkm_slots * width,
-            state_moved=config.pkm_reads * width,
-            memory_flops=2 * config.pkm_reads * width,
-            addressing_flops=heads * selection_flops(side, config.pkm_reads),
+            table=slots * width,
+            state_moved=reads * width,
+            memory_flops=2 * reads * width,
+            addressing_flops=heads * selection_flops(side, reads),
         )

@@ -1,17 +1,15 @@
 """Sparse Delta Memory: a large table per head, written and read in a few slots found by product keys."""
 
-from __future__ import annotations
-
 import math
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Literal
 
 from torch import nn
 
 from sdm.layers import SparseDeltaMemory
 from sdm.layers.sizes import check_slots, default_slots
 from sdm.models.layer_cost import LayerCost, selection_flops
-from sdm.models.layer_types.base import LayerType, check_choices, check_numbers, check_sizes
+from sdm.models.layer_types.base import LayerType, check_choices, check_numbers, check_sizes, derived
 from sdm.models.layer_types.shared import (
     InitialStateFields,
     KeyAids,
@@ -23,10 +21,13 @@ from sdm.models.layer_types.shared import (
     tie_queries,
 )
 
+if TYPE_CHECKING:
+    from sdm.models.configuration import SDMConfig
 
-@dataclass(frozen=True)
+
+@dataclass
 class SparseMemoryFields(InitialStateFields, KeyAids):
-    """Of SDM layers."""
+    """Fields of SDM layers."""
 
     num_memory_heads: int = 1
     """Heads of an SDM layer. Fewer heads make a larger memory at the same cost."""
@@ -39,13 +40,13 @@ class SparseMemoryFields(InitialStateFields, KeyAids):
     learned_initial_state: bool = True
     """Whether SDM starts from a learned memory M0 instead of zeros."""
     memory_update: Literal["delta", "slot"] = "delta"
-    """The rule of a write; "slot" is the per-slot form."""
+    """Rule of a write: "delta" compares the value with the weighted sum of the written slots, "slot" with each slot."""
     memory_weighting: Literal["softmax", "l2"] = "softmax"
     """How selected scores become weights."""
     memory_temperature: float | int = 1.0
-    """Of that softmax."""
+    """Temperature of the softmax of memory_weighting."""
     memory_output_gate: Literal["sigmoid", "silu"] = "sigmoid"
-    """Of what is read."""
+    """Activation of the gate on what is read."""
     decay_per_write: bool = False
     """Weight the decay of each written slot by its share of the write."""
     normalize_scores: bool = False
@@ -62,7 +63,7 @@ class SparseMemoryType(LayerType):
     state_fields = ("num_memory_heads", "num_slots", "shift_keys", "key_convolution")
     free_fields = ("initial_state_std",)
 
-    def derive(self, config: Any) -> None:
+    def derive(self, config: "SDMConfig") -> None:
         check_sizes(config, "num_memory_heads", "num_slots", "num_writes", "num_reads")
         check_numbers(config, "initial_state_std")
         check_key_aids(config)
@@ -80,13 +81,13 @@ class SparseMemoryType(LayerType):
         counts = {"num_writes": config.num_writes, "num_reads": config.num_reads}
         check_slots(width, {"num_memory_heads": heads}, {"num_slots": config.num_slots}, **counts)
 
-    def build(self, config: Any) -> nn.Module:
+    def build(self, config: "SDMConfig") -> nn.Module:
         layer = SparseDeltaMemory(
             config.hidden_size,
             config.num_memory_heads,
-            config.num_slots,
-            config.num_writes,
-            config.num_reads,
+            derived(config.num_slots),
+            derived(config.num_writes),
+            derived(config.num_reads),
             config.learned_initial_state,
             initial_state_std=config.initial_state_std,
             update=config.memory_update,
@@ -101,15 +102,16 @@ class SparseMemoryType(LayerType):
         )
         return shifted(layer, config)
 
-    def cost(self, config: Any) -> LayerCost:
-        width, heads, side = config.hidden_size, config.num_memory_heads, math.isqrt(config.num_slots)
-        writes, reads, channels = config.num_writes, config.num_reads, width // heads
+    def cost(self, config: "SDMConfig") -> LayerCost:
+        width, heads, slots = config.hidden_size, config.num_memory_heads, derived(config.num_slots)
+        writes, reads = derived(config.num_writes), derived(config.num_reads)
+        side, channels = math.isqrt(slots), width // heads
         vectors = 2 * heads + channels + shifted_parameters(config)
         if config.normalize_scores:
             vectors += 2 * side
         if config.query_batch_norm:
             vectors += 4 * heads * side
-        table = heads * config.num_slots * channels
+        table = heads * slots * channels
         return LayerCost(
             self.name,
             weights=3 * width * width + 4 * width * heads * side + 2 * width * heads,
@@ -122,5 +124,5 @@ class SparseMemoryType(LayerType):
             addressing_flops=heads * (selection_flops(side, writes) + selection_flops(side, reads)),
         )
 
-    def initialize(self, layer: Any, config: Any) -> None:
+    def initialize(self, layer: nn.Module, config: "SDMConfig") -> None:
         tie_queries(layer, config)

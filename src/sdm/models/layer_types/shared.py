@@ -1,28 +1,29 @@
 """Fields and formulas that several layer types share."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING
 
 from torch import nn
 from transformers import initialization as init
 
-from sdm.layers import ShiftedKeys
-from sdm.models.layer_types.base import check_sizes
+from sdm.layers import GatedDeltaNet, ShiftedKeys, SparseDeltaMemory
+from sdm.models.layer_types.base import check_sizes, derived
+
+if TYPE_CHECKING:
+    from sdm.models.configuration import SDMConfig
 
 
-@dataclass(frozen=True)
+@dataclass
 class InitialStateFields:
-    """Of memories that may start from learned content."""
+    """Fields of memories that may start from learned content."""
 
     initial_state_std: float | int = 0.002
     """Scale of a learned initial state at initialisation. One write moves a slot by about 1 / num_writes of a value."""
 
 
-@dataclass(frozen=True)
+@dataclass
 class KeyAids:
-    """Help for very small models, of SDM and GDN. The paper's models have none of it."""
+    """Fields that help very small models with SDM or GDN to find keys. The paper's models use none of them."""
 
     shift_keys: bool = False
     """Take the keys of SDM and GDN from the token before."""
@@ -32,9 +33,9 @@ class KeyAids:
     """Initialise W_q of SDM and GDN equal to W_k."""
 
 
-@dataclass(frozen=True)
+@dataclass
 class DenseMemoryFields:
-    """Of memories that are a small matrix per head."""
+    """Fields of memories that are a small matrix per head."""
 
     recurrent_key_dim: int | None = None
     """Key channels per head of GDN, DeltaNet and Mamba2 (its state size). Derived: head_dim / 2."""
@@ -42,15 +43,17 @@ class DenseMemoryFields:
     """Taps of the short convolutions of GDN, DeltaNet and Mamba2; 0 leaves the first two's out."""
 
 
-def derive_dense_memory(config: Any) -> None:
+def derive_dense_memory(config: "SDMConfig") -> None:
+    """Check `DenseMemoryFields` and fill in the key channels."""
     check_sizes(config, "recurrent_key_dim")
     if not isinstance(config.short_convolution, int) or config.short_convolution < 0:
         raise ValueError(f"short_convolution must be a number of taps, or 0, got {config.short_convolution!r}")
     if config.recurrent_key_dim is None:
-        config.recurrent_key_dim = config.head_dim // 2
+        config.recurrent_key_dim = derived(config.head_dim) // 2
 
 
-def check_key_aids(config: Any) -> None:
+def check_key_aids(config: "SDMConfig") -> None:
+    """Raise unless `KeyAids` name one source of keys."""
     taps = config.key_convolution
     if not isinstance(taps, int) or isinstance(taps, bool) or taps < 0 or taps == 1:
         raise ValueError(f"key_convolution must be 0 or at least 2 taps, to see the token before, got {taps!r}")
@@ -58,23 +61,25 @@ def check_key_aids(config: Any) -> None:
         raise ValueError("key_convolution and shift_keys both say where keys come from; give one of them")
 
 
-def shifted(layer: Any, config: Any) -> nn.Module:
+def shifted(layer: SparseDeltaMemory | GatedDeltaNet, config: "SDMConfig") -> nn.Module:
+    """Wrap a memory so that it takes its keys from earlier tokens, if the configuration asks for it."""
     return ShiftedKeys(layer, config.key_convolution) if config.shift_keys or config.key_convolution else layer
 
 
-def shifted_state(config: Any) -> int:
-    """Elements of the last tokens, where keys are taken from them."""
+def shifted_state(config: "SDMConfig") -> int:
+    """Count the state elements of the tokens that keys are taken from."""
     return config.hidden_size * (config.key_convolution - 1 if config.key_convolution else int(config.shift_keys))
 
 
-def shifted_parameters(config: Any) -> int:
-    """Of the convolution that keys are taken from."""
+def shifted_parameters(config: "SDMConfig") -> int:
+    """Count the parameters of the convolution that keys are taken from."""
     return config.hidden_size * config.key_convolution
 
 
-def tie_queries(layer: Any, config: Any) -> None:
-    if config.tie_query_initialization:
-        memory = getattr(layer, "layer", layer)
+def tie_queries(layer: nn.Module, config: "SDMConfig") -> None:
+    """Initialise the query projection equal to the key projection, if the configuration asks for it."""
+    memory = layer.layer if isinstance(layer, ShiftedKeys) else layer
+    if config.tie_query_initialization and isinstance(memory, (SparseDeltaMemory, GatedDeltaNet)):
         init.copy_(memory.query_proj.weight, memory.key_proj.weight)
 
 

@@ -1,9 +1,7 @@
 """Each token and the one before it: a local layer for very small models."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING
 
 from torch import nn
 
@@ -11,8 +9,11 @@ from sdm.layers import TokenShift
 from sdm.models.layer_cost import LayerCost
 from sdm.models.layer_types.base import LayerType
 
+if TYPE_CHECKING:
+    from sdm.models.configuration import SDMConfig
 
-@dataclass(frozen=True)
+
+@dataclass
 class NoFields:
     """The hidden size says it all."""
 
@@ -22,12 +23,12 @@ class TokenShiftType(LayerType):
     scope = "local"
     fields = NoFields
 
-    def build(self, config: Any) -> nn.Module:
+    def build(self, config: "SDMConfig") -> nn.Module:
         return TokenShift(config.hidden_size)
 
-    def reach(self, config: Any) -> int:
+    def reach(self, config: "SDMConfig") -> int:
         return 1
 
-    def cost(self, config: Any) -> LayerCost:
+    def cost(self, config: "SDMConfig") -> LayerCost:
         width = config.hidden_size
         return LayerCost(self.name, weights=2 * width * width, vectors=0, convolution_state=width)
