@@ -79,8 +79,8 @@ class SlidingWindowAttention(GatedAttention):
             key, value = (F.pad(x, (0, 0, 0, 0, history, 0)) for x in (key_BTGD, value_BTGD))
         else:
             history, before = self.window, state.length
-            key = torch.cat((_unroll(state.key, before), key_BTGD), dim=1)
-            value = torch.cat((_unroll(state.value, before), value_BTGD), dim=1)
+            key = torch.cat((unroll(state.key, before), key_BTGD), dim=1)
+            value = torch.cat((unroll(state.value, before), value_BTGD), dim=1)
         # A token sees no further back than its stream's first token: that hides empty history and other documents.
         visible = (position + 1).clamp(max=self.window).expand(batch, time)
         mixed = banded_attention(query_BTHD, key, value, visible, min(self.block, max(time, 1)))
@@ -131,7 +131,7 @@ def banded_attention(query_BTHD: Tensor, key: Tensor, value: Tensor, visible: Te
     return mixed.unflatten(0, query_BNHQD.shape[:2]).transpose(2, 3).flatten(1, 2)[:, :time]
 
 
-def _unroll(ring_SHWD: Tensor, length: Tensor) -> Tensor:
+def unroll(ring_SHWD: Tensor, length: Tensor) -> Tensor:
     """The last W places of each stream in order of time, [S,W,H,D]. Places before the first token are zeros."""
     window = ring_SHWD.shape[2]
     place = (length.unsqueeze(-1) + torch.arange(window, device=length.device)) % window

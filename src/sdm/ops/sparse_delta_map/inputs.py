@@ -108,3 +108,16 @@ class ReadMap:
                     rows = tables[which[b, cut].unsqueeze(1), h, index[b, cut, h]]
                     out[b, cut, h] = torch.einsum("tr,trd->td", weight[b, cut, h], rows)
         return out
+
+
+def sparse_map(dense: Tensor, initial_weight: Tensor, threshold: float = 0.0) -> ReadMap:
+    """Compress a dense map [B,H,T,T], leaving out pairs below `threshold` of their row's mass."""
+    batch, heads, time, _ = dense.shape
+    size = dense.abs()
+    mass = size.sum(-1, keepdim=True)
+    kept = (dense != 0) & ~(size < threshold * mass)
+    pairs = kept.flatten(0, 2).sum(-1)
+    row_offsets = torch.cat((torch.zeros(1, dtype=torch.int64), pairs.cumsum(0)))
+    dropped = size.masked_fill(kept, 0).sum(-1)
+    source = kept.flatten(0, 2).nonzero()[:, 1].int()
+    return ReadMap((batch, heads, time), row_offsets, source, dense[kept], initial_weight, dropped)

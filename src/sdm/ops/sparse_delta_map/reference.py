@@ -12,7 +12,7 @@ from torch import Tensor
 
 from sdm.ops.backends import Backend
 from sdm.ops.checks import document_bounds
-from sdm.ops.sparse_delta_map.inputs import MapCall, ReadMap
+from sdm.ops.sparse_delta_map.inputs import MapCall, ReadMap, sparse_map
 from sdm.ops.sparse_delta_rule.inputs import Tokens
 
 
@@ -38,7 +38,7 @@ def sparse_delta_map_reference(call: MapCall) -> ReadMap:
                 share_NT[token.write_index.long(), t] += token.write_weight
                 dense[b, h, t] = token.read_weight @ share_NT[token.read_index.long()]
                 initial_weight[b, t, h] = token.read_weight * initial_N[token.read_index.long()]
-    return _sparse(dense, initial_weight, call.threshold)
+    return sparse_map(dense, initial_weight, call.threshold)
 
 
 def write_factor(token: Tokens, update: str) -> Tensor:
@@ -47,18 +47,6 @@ def write_factor(token: Tokens, update: str) -> Tensor:
     if update == "slot":
         return decay * (1 - token.beta * token.write_weight)
     return decay.expand(token.write_weight.shape)
-
-
-def _sparse(dense: Tensor, initial_weight: Tensor, threshold: float) -> ReadMap:
-    batch, heads, time, _ = dense.shape
-    size = dense.abs()
-    mass = size.sum(-1, keepdim=True)
-    kept = (dense != 0) & ~(size < threshold * mass)
-    pairs = kept.flatten(0, 2).sum(-1)
-    row_offsets = torch.cat((torch.zeros(1, dtype=torch.int64), pairs.cumsum(0)))
-    dropped = size.masked_fill(kept, 0).sum(-1)
-    source = kept.flatten(0, 2).nonzero()[:, 1].int()
-    return ReadMap((batch, heads, time), row_offsets, source, dense[kept], initial_weight, dropped)
 
 
 REFERENCE = Backend("reference", sparse_delta_map_reference)
