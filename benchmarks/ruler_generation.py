@@ -11,9 +11,8 @@ import statistics
 import sys
 import time
 
-from sdm.data.bpe import train_bpe
 from sdm.data.sources import open_source
-from sdm.data.tokenization import ByteTokenizer, Tokenizer
+from sdm.data.tokenization import ByteTokenizer, Tokenizer, train_bpe
 from sdm.evaluation.ruler.generator import Generator, counter
 from sdm.evaluation.ruler.tasks import TASKS
 

@@ -15,7 +15,6 @@ from sdm.data import (
     NeedleConfig,
     RebindingConfig,
     RecallConfig,
-    SyntheticConfig,
 )
 from sdm.errors import UserError
 
@@ -24,7 +23,6 @@ CONFIGS = [
     RecallConfig,
     RebindingConfig,
     NeedleConfig,
-    SyntheticConfig,
     MADTaskConfig,
     MQARTaskConfig,
 ]
@@ -54,12 +52,6 @@ CONFIGS = [
         (NeedleConfig, {"start_length": 11}, "start_length must be at least 12"),
         (NeedleConfig, {"sequence_length": 31}, "start_length = 32 must not exceed"),
         (NeedleConfig, {"num_fillers": 0}, "num_fillers"),
-        (SyntheticConfig, {"task": "recall"}, "task"),
-        (SyntheticConfig, {"num_tokens": 7}, "num_tokens"),
-        (SyntheticConfig, {"noise": 1.0}, "noise"),
-        (SyntheticConfig, {"sequence_length": 2}, "sequence_length"),
-        (SyntheticConfig, {"task": "selective-copying", "num_copied": 200}, "num_copied"),
-        (SyntheticConfig, {"task": "fuzzy-recall", "max_motif": 100}, "max_motif"),
         (MADTaskConfig, {"task": "fuzzy-recall"}, "task"),
         (MADTaskConfig, {"sequence_length": 7}, "sequence_length"),
         (MADTaskConfig, {"num_examples": 0}, "num_examples"),

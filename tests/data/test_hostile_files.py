@@ -12,9 +12,9 @@ from typing import Any
 import pytest
 
 from sdm.data import CorpusConfig, DataError, load_tokenizer, open_corpus, open_source, prepare_tokenizer, train_bpe
-from sdm.data.bpe import BLOCK, cut_runs
-from sdm.data.mixture import Mixture
+from sdm.data.corpus import Mixture
 from sdm.data.sources import _decompress_frames
+from sdm.data.tokenization import BLOCK, cut_runs
 from sdm.errors import UserError
 
 

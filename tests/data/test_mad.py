@@ -9,8 +9,7 @@ import pytest
 import torch
 
 from sdm.data import IGNORED, MAD, MADTaskConfig, open_data
-from sdm.data.mad import TASKS
-from sdm.data.published_config import MAD_BASELINES
+from sdm.data.mad import MAD_BASELINES, TASKS
 
 Row = tuple[list[int], dict[int, int]]
 

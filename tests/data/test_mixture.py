@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from sdm.data import DataError
-from sdm.data.mixture import BLOCK, Mixture, shares
+from sdm.data.corpus import BLOCK, Mixture, shares
 
 
 @settings(deadline=None)

@@ -22,16 +22,18 @@ def test_splits_hold_every_document_once(make_source: Make, tmp_path: Path) -> N
     assert sorted(found) == sorted(TEXTS)
 
 
-def test_a_second_run_reads_the_cache(make_source: Make, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    said: list[str] = []
-    prepare_tokens(make_source(TEXTS), ByteTokenizer(), cache_dir=tmp_path, announce=said.append)
+def test_a_second_run_reads_the_cache(
+    make_source: Make, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level("INFO", "sdm")
+    prepare_tokens(make_source(TEXTS), ByteTokenizer(), cache_dir=tmp_path)
     source = make_source(TEXTS)
     monkeypatch.setattr(source, "documents", lambda: pytest.fail("read again"))
     for split in ("train", "test"):
-        prepare_tokens(source, ByteTokenizer(), split, cache_dir=tmp_path, announce=said.append)
-    assert len(said) == 1
-    prepare_tokens(make_source([*TEXTS, "more"]), ByteTokenizer(), cache_dir=tmp_path, announce=said.append)
-    assert len(said) == 2
+        prepare_tokens(source, ByteTokenizer(), split, cache_dir=tmp_path)
+    assert len(caplog.records) == 1
+    prepare_tokens(make_source([*TEXTS, "more"]), ByteTokenizer(), cache_dir=tmp_path)
+    assert len(caplog.records) == 2
 
 
 def test_nothing_to_read(make_source: Make, tmp_path: Path) -> None:
@@ -67,14 +69,14 @@ def test_what_a_killed_process_left_is_removed(make_source: Make, tmp_path: Path
     assert list((tmp_path / "tokens").iterdir()) == [folder]
 
 
-def test_trained_tokenizer_is_cached(make_source: Make, tmp_path: Path) -> None:
-    said: list[str] = []
+def test_trained_tokenizer_is_cached(make_source: Make, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level("INFO", "sdm")
     source = make_source(TEXTS)
-    first = prepare_tokenizer("bpe:270", (source,), cache_dir=tmp_path, announce=said.append)
-    second = prepare_tokenizer("bpe:270", (source,), cache_dir=tmp_path, announce=said.append)
+    first = prepare_tokenizer("bpe:270", (source,), cache_dir=tmp_path)
+    second = prepare_tokenizer("bpe:270", (source,), cache_dir=tmp_path)
     assert first.vocab_size == 270
     assert first.fingerprint == second.fingerprint
-    assert len(said) == 1
+    assert len(caplog.records) == 1
     assert load_tokenizer(next((tmp_path / "tokenizers").iterdir())).fingerprint == first.fingerprint
 
 

@@ -19,7 +19,6 @@ from sdm.data import (
     NeedleConfig,
     RebindingConfig,
     RecallConfig,
-    SyntheticConfig,
 )
 from sdm.data.config import TaskConfig
 from sdm.errors import UserError
@@ -129,10 +128,10 @@ def test_needles_by_their_place() -> None:
 
 @pytest.mark.parametrize(
     "config",
-    [MADTaskConfig("memorization"), MADTaskConfig("fuzzy-in-context-recall"), SyntheticConfig("selective-copying")],
+    [MADTaskConfig("memorization"), MADTaskConfig("fuzzy-in-context-recall"), MADTaskConfig("selective-copying")],
     ids=name_of,
 )
-def test_tasks_of_one_size(config: MADTaskConfig | SyntheticConfig) -> None:
+def test_tasks_of_one_size(config: MADTaskConfig) -> None:
     task = task_of(config, (), 1)
     (size,) = task.sizes
     row, again = task.row(size, 3), task.row(size, 3)
@@ -233,11 +232,11 @@ def test_several_models_have_a_figure_of_their_states(run: Path, tmp_path: Path,
     with pytest.raises(SystemExit) as ended:
         main(["eval", "recall", *arguments, *options])
     assert "rebinding has 576 tokens, but recall takes" in str(ended.value)
-    options[1] = "synthetic-in-context-recall"
+    options[1] = "mad-in-context-recall"
     main(["eval", "recall", *arguments[1:], *options[:4], "--output", str(tmp_path / "out")])
     assert {path.name for path in (tmp_path / "out" / "figures").iterdir()} == {
-        "synthetic-in-context-recall-accuracy.png",
-        "synthetic-in-context-recall-state.png",
+        "mad-in-context-recall-accuracy.png",
+        "mad-in-context-recall-state.png",
     }
 
 

@@ -107,7 +107,6 @@ def test_results_of_older_descriptions_are_kept(tmp_path: Path) -> None:
     folder = tmp_path / "recall"
     folder.mkdir()
     config = to_json(job.config)
-    config["data"]["kind"] = "MQARConfig"
     del config["monitor"]["memory_tokens"]
     (folder / "job.json").write_text(json.dumps({"name": "recall", "config": config, "measure": "recall"}))
     (folder / "evaluation.json").write_text('{"accuracy": {}, "steps": 8}')

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from sdm.data import CorpusConfig, MADTaskConfig, MQARTaskConfig, RecallConfig, SyntheticConfig
+from sdm.data import CorpusConfig, MADTaskConfig, MQARTaskConfig, RecallConfig
 from sdm.models import cost, ladder
 from sdm.models.ladder import LEVELS
 from sdm.reproduce.recipes import RECIPES, recipe
@@ -58,7 +58,6 @@ def test_published_tasks_are_trained_as_published() -> None:
     assert (mad.schedule.steps, memorization.schedule.steps) == (200 * 100, 200 * 2)
     assert mad.optim.lr * mad.schedule.final == pytest.approx(1e-6)
     assert isinstance(recipe("recall").data, RecallConfig)
-    assert isinstance(recipe("synthetic-fuzzy-recall").data, SyntheticConfig)
 
 
 def test_long_context_names_the_paper_s_budget() -> None:

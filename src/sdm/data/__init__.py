@@ -6,24 +6,20 @@ for batch in Batches(source):
 """
 
 from sdm.data.batch import IGNORED, Batch, BatchSource
-from sdm.data.bpe import train_bpe
 from sdm.data.config import CorpusConfig, DataConfig
 from sdm.data.corpus import Corpus, open_corpus
 from sdm.data.errors import DataError
 from sdm.data.loader import Batches, open_data
-from sdm.data.mad import MAD
-from sdm.data.mqar import MQAR
-from sdm.data.needle import Needle
+from sdm.data.mad import MAD, MADTaskConfig
+from sdm.data.mqar import MQAR, MQARTaskConfig
+from sdm.data.needle import Needle, NeedleConfig
 from sdm.data.prepare import prepare_tokenizer, prepare_tokens
-from sdm.data.published_config import MADTaskConfig, MQARTaskConfig
-from sdm.data.rebinding import Rebinding
-from sdm.data.recall import Recall, recall_batch
+from sdm.data.rebinding import Rebinding, RebindingConfig
+from sdm.data.recall import Recall, RecallConfig, recall_batch
 from sdm.data.shards import TokenStore
 from sdm.data.sources import Document, Source, open_source
 from sdm.data.splits import split_documents
-from sdm.data.synthetic import Synthetic
-from sdm.data.task_config import NeedleConfig, RebindingConfig, RecallConfig, SyntheticConfig
-from sdm.data.tokenization import ByteTokenizer, HFTokenizer, Tokenizer, load_tokenizer
+from sdm.data.tokenization import ByteTokenizer, HFTokenizer, Tokenizer, load_tokenizer, train_bpe
 
 __all__ = [
     "IGNORED",
@@ -48,8 +44,6 @@ __all__ = [
     "Recall",
     "RecallConfig",
     "Source",
-    "Synthetic",
-    "SyntheticConfig",
     "TokenStore",
     "Tokenizer",
     "load_tokenizer",

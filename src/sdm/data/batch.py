@@ -5,7 +5,7 @@ Shapes: B rows, T time.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -14,8 +14,7 @@ from torch import Tensor
 
 from sdm.data.errors import DataError
 
-IGNORED = -100
-Announce = Callable[[str], None]  # is told what takes long, such as tokenising
+IGNORED = -100  # target of a position at which nothing is predicted, as in torch's cross_entropy
 
 
 @dataclass(frozen=True)
@@ -61,24 +60,6 @@ class Batch:
         input_ids = self.input_ids.to(device, non_blocking=non_blocking)
         targets = self.targets.to(device, non_blocking=non_blocking)
         return Batch(input_ids, targets, move(self.cu_seqlens), move(self.reset))
-
-    def split(self, parts: int) -> tuple[Batch, ...]:
-        """Equal pieces, for gradient accumulation: by rows, or by tokens where documents are packed into one row."""
-        size = self.num_tokens if self.cu_seqlens is not None else len(self.input_ids)
-        if parts < 1 or size % parts:
-            unit = "tokens" if self.cu_seqlens is not None else "rows"
-            raise DataError(f"a batch of {size} {unit} does not split into {parts} equal parts")
-        return tuple(self._part(start, start + size // parts) for start in range(0, size, size // parts))
-
-    def _part(self, start: int, stop: int) -> Batch:
-        if self.cu_seqlens is None:
-            reset = None if self.reset is None else self.reset[start:stop]
-            return Batch(self.input_ids[start:stop], self.targets[start:stop], None, reset)
-        first, last = torch.searchsorted(self.cu_seqlens, self.cu_seqlens.new_tensor([start, stop])).tolist()
-        bounds = self.cu_seqlens[first : last + 1] - start
-        if bounds[0] != 0 or bounds[-1] != stop - start:
-            raise DataError(f"a packed batch can only be split between its rows, not at tokens {start} and {stop}")
-        return Batch(self.input_ids[:, start:stop], self.targets[:, start:stop], bounds)
 
 
 class BatchSource(Protocol):

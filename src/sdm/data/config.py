@@ -6,11 +6,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal, get_args
 
-from sdm.data.batch import Announce, BatchSource
+from sdm.data.batch import BatchSource
 from sdm.data.errors import DataError
-from sdm.data.published_config import MADTaskConfig, MQARTaskConfig
+from sdm.data.mad import MADTaskConfig
+from sdm.data.mqar import MQARTaskConfig
+from sdm.data.needle import NeedleConfig
+from sdm.data.rebinding import RebindingConfig
+from sdm.data.recall import RecallConfig
 from sdm.data.splits import check_fractions
-from sdm.data.task_config import NeedleConfig, RebindingConfig, RecallConfig, SyntheticConfig
 from sdm.errors import check_not_negative, check_one_of, check_size
 
 Layout = Literal["packed", "rows", "stream"]
@@ -50,10 +53,10 @@ class CorpusConfig:
     verify: bool = True
     """Compare the checksums of cached tokens, which reads them once at the start."""
 
-    def open(self, split: str, total_steps: int | None, announce: Announce) -> BatchSource:
+    def open(self, split: str, total_steps: int | None) -> BatchSource:
         from sdm.data.corpus import open_corpus
 
-        return open_corpus(self, split, announce)
+        return open_corpus(self, split)
 
     def __post_init__(self) -> None:
         if not self.sources:
@@ -76,6 +79,6 @@ class CorpusConfig:
         check_not_negative(seed=self.seed)
 
 
-TaskConfig = RecallConfig | RebindingConfig | NeedleConfig | MQARTaskConfig | MADTaskConfig | SyntheticConfig
+TaskConfig = RecallConfig | RebindingConfig | NeedleConfig | MQARTaskConfig | MADTaskConfig
 # Each opens the batches that it describes; the source, which knows its configuration, is imported then.
 DataConfig = CorpusConfig | TaskConfig

@@ -5,32 +5,33 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Sequence
+from functools import lru_cache
 
 import torch
 
-from sdm.data.batch import Announce, Batch
+from sdm.data.batch import Batch
 from sdm.data.config import CorpusConfig
 from sdm.data.errors import DataError
-from sdm.data.mixture import Mixture, shares
 from sdm.data.packing import ConcatenatedRows, DocumentStreams, Row
 from sdm.data.prepare import prepare_tokenizer, prepare_tokens
-from sdm.data.randomness import hash_of
+from sdm.data.randomness import generator_of, hash_of
 from sdm.data.shards import TokenStore
 from sdm.data.sources import open_source
 from sdm.data.splits import SPLITS
 from sdm.data.tokenization import Tokenizer
 
+BLOCK = 1024  # rows that the mixture deals at a time
 
-def open_corpus(config: CorpusConfig, split: str = "train", announce: Announce = lambda message: None) -> Corpus:
+
+def open_corpus(config: CorpusConfig, split: str = "train") -> Corpus:
     """Tokenise what is not in the cache yet, and open one split."""
     if split not in SPLITS:
         raise DataError(f"split must be one of {', '.join(SPLITS)}, got {split!r}")
     sources = tuple(open_source(spec, config.suffixes, config.text_key) for spec in config.sources)
     fractions = config.valid_fraction, config.test_fraction
-    tokenizer = prepare_tokenizer(config.tokenizer, sources, *fractions, config.cache_dir, announce)
+    tokenizer = prepare_tokenizer(config.tokenizer, sources, *fractions, config.cache_dir)
     stores = [
-        prepare_tokens(source, tokenizer, split, *fractions, config.cache_dir, config.verify, announce)
-        for source in sources
+        prepare_tokens(source, tokenizer, split, *fractions, config.cache_dir, config.verify) for source in sources
     ]
     return Corpus(stores, tokenizer, config, repeat=split == "train")
 
@@ -175,3 +176,44 @@ class _Streams:
         if not self._repeat and step >= stream.steps_per_epoch:
             return stream.padding()
         return stream.row(step, place)
+
+
+def shares(weights: Sequence[float], size: int) -> list[int]:
+    """How many of `size` places each weight gets: the nearest whole numbers that add up (largest remainders)."""
+    exact = [size * weight / sum(weights) for weight in weights]
+    counts = [int(share) for share in exact]
+    by_remainder = sorted(range(len(weights)), key=lambda i: counts[i] - exact[i])
+    for i in by_remainder[: size - sum(counts)]:
+        counts[i] += 1
+    return counts
+
+
+class Mixture:
+    """Deals the numbers 0, 1, 2, ... to sources; `deal(i)` tells the source and how many it was dealt before.
+
+    Numbers are dealt in blocks. Each block gives every source its share in an order of its own, so that the count
+    before a number is the share times the blocks before, plus a look into one block: no replay.
+    """
+
+    def __init__(self, weights: Sequence[float], seed: int) -> None:
+        self._shares = shares(weights, BLOCK if len(weights) > 1 else 1)
+        for i, share in enumerate(self._shares):
+            if share == 0:
+                raise DataError(f"weights[{i}] = {weights[i]} is less than 1/{BLOCK} of all weights; raise it")
+        self._size = sum(self._shares)
+        self._block = lru_cache(maxsize=2)(lambda block: self._shuffled(seed, block))
+
+    def deal(self, index: int) -> tuple[int, int]:
+        block, place = divmod(index, self._size)
+        source, before = self._block(block)[place]
+        return source, block * self._shares[source] + before
+
+    def _shuffled(self, seed: int, block: int) -> list[tuple[int, int]]:
+        places = torch.tensor([i for i, share in enumerate(self._shares) for _ in range(share)])
+        places = places[torch.randperm(self._size, generator=generator_of(seed, "mixture", block))]
+        counts = [0] * len(self._shares)
+        dealt = []
+        for source in places.tolist():
+            dealt.append((source, counts[source]))
+            counts[source] += 1
+        return dealt

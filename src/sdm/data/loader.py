@@ -5,32 +5,26 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
-from sdm.data.batch import Announce, Batch, BatchSource
+from sdm.data.batch import Batch, BatchSource
 from sdm.data.config import DataConfig
 from sdm.data.errors import DataError
 from sdm.data.splits import SPLITS
 from sdm.errors import check_not_negative, check_size
 
 
-def open_data(
-    config: DataConfig,
-    split: str = "train",
-    total_steps: int | None = None,
-    announce: Announce = lambda message: None,
-) -> BatchSource:
+def open_data(config: DataConfig, split: str = "train", total_steps: int | None = None) -> BatchSource:
     """The batches that a config describes.
 
     Args:
         config: of a corpus or of a synthetic task.
         split: "train", or one of the held-out "valid" and "test". A held-out corpus ends after one epoch.
         total_steps: of the whole training, for curricula.
-        announce: is told what takes long, such as tokenising.
     """
     if split not in SPLITS:
         raise DataError(f"split must be one of {', '.join(SPLITS)}, got {split!r}")
     if not isinstance(config, DataConfig):
         raise DataError(f"config must be a CorpusConfig or that of a synthetic task, got {type(config).__name__}")
-    return config.open(split, total_steps, announce)
+    return config.open(split, total_steps)
 
 
 class Batches(Iterator[Batch]):

@@ -10,12 +10,119 @@ a function of its number.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
 from random import Random
+from typing import Literal, get_args
 
-from sdm.data.published_config import MADTaskConfig
-from sdm.data.randomness import Permutation, hash_of
-from sdm.data.rows import DrawnRows, RowTokens
+import torch
+
+from sdm.data.batch import IGNORED, Batch, BatchSource
+from sdm.data.errors import DataError
+from sdm.data.randomness import Permutation, fingerprint_of, hash_of
+from sdm.errors import check_not_negative, check_one_of, check_size
+
+# The tokens of a row, and a dictionary from positions to what they predict.
+RowTokens = tuple[list[int], dict[int, int]]
+
+MADTask = Literal[
+    "in-context-recall",
+    "fuzzy-in-context-recall",
+    "noisy-in-context-recall",
+    "selective-copying",
+    "memorization",
+    "compression",
+]
+
+
+@dataclass(frozen=True)
+class MADBaseline:
+    """The easiest setting of a task of MAD, from which its benchmark varies one value at a time."""
+
+    vocab_size: int
+    sequence_length: int
+    num_examples: int
+
+
+MAD_BASELINES: dict[str, MADBaseline] = {
+    "in-context-recall": MADBaseline(16, 128, 12_800),
+    "fuzzy-in-context-recall": MADBaseline(16, 128, 12_800),
+    "noisy-in-context-recall": MADBaseline(32, 128, 12_800),
+    "selective-copying": MADBaseline(16, 256, 12_800),
+    "memorization": MADBaseline(256, 32, 256),
+    "compression": MADBaseline(16, 32, 12_800),
+}
+
+
+@dataclass(frozen=True)
+class MADTaskConfig:
+    """The tasks of "Mechanistic Design and Scaling of Hybrid Architectures" (MAD)."""
+
+    task: MADTask = "in-context-recall"
+    """Which of the six."""
+    vocab_size: int | None = None
+    """Different tokens, special ones and noise included; None: the baseline's."""
+    sequence_length: int | None = None
+    """Tokens of a row as MAD counts them; None: the baseline's."""
+    num_examples: int | None = None
+    """Rows of the training set, which repeat in a new order in every epoch; None: the baseline's."""
+    noise_fraction: float = 0.2
+    """noisy-in-context-recall: how likely a pair is replaced by two tokens of noise."""
+    noise_vocab_size: int = 16
+    """noisy-in-context-recall: how many of the tokens are noise."""
+    num_copied: int = 16
+    """selective-copying: tokens to copy."""
+    key_motif: int = 3
+    """fuzzy-in-context-recall: most tokens of a key; keys of held-out rows all have so many."""
+    value_motif: int = 3
+    """fuzzy-in-context-recall: most tokens of a value."""
+    batch_size: int = 128
+    """Rows of a step, over all ranks and accumulated batches."""
+    seed: int = 0
+    """Decides every row, and in memorization the values."""
+
+    def open(self, split: str, total_steps: int | None) -> BatchSource:
+        """Return the batches of a split."""
+        return MAD(self, split)
+
+    def __post_init__(self) -> None:
+        check_one_of(get_args(MADTask), task=self.task)
+        check_size(
+            num_examples=self.examples,
+            noise_vocab_size=self.noise_vocab_size,
+            num_copied=self.num_copied,
+            key_motif=self.key_motif,
+            value_motif=self.value_motif,
+            batch_size=self.batch_size,
+        )
+        check_not_negative(seed=self.seed)
+        if not 0 <= self.noise_fraction < 1:
+            raise DataError(f"noise_fraction must be at least 0 and below 1, got {self.noise_fraction}")
+        noise = self.noise_vocab_size if self.task == "noisy-in-context-recall" else 0
+        if self.vocabulary - noise < 5:
+            raise DataError(f"vocab_size must leave 5 tokens beside the noise, got {self.vocabulary}")
+        if self.length < 4 or self.length % 2:
+            raise DataError(f"sequence_length must be even and at least 4, got {self.length}")
+        if self.task == "selective-copying" and self.length <= 2 * self.num_copied + 1:
+            raise DataError(f"num_copied = {self.num_copied} needs a sequence_length above {2 * self.num_copied + 1}")
+        if self.task == "fuzzy-in-context-recall":
+            most = (self.vocabulary - 1) // 2
+            if max(self.key_motif, self.value_motif) > most:
+                raise DataError(f"key_motif and value_motif must be at most {most}, the tokens that they have")
+            if self.length < 4 * (self.key_motif + self.value_motif):
+                raise DataError(f"key_motif and value_motif need a sequence_length of four of each, got {self.length}")
+
+    @property
+    def vocabulary(self) -> int:
+        return MAD_BASELINES[self.task].vocab_size if self.vocab_size is None else self.vocab_size
+
+    @property
+    def length(self) -> int:
+        return MAD_BASELINES[self.task].sequence_length if self.sequence_length is None else self.sequence_length
+
+    @property
+    def examples(self) -> int:
+        return MAD_BASELINES[self.task].num_examples if self.num_examples is None else self.num_examples
 
 
 def in_context_recall(config: MADTaskConfig, rng: Random, training: bool) -> RowTokens:
@@ -118,8 +225,23 @@ TASKS: dict[str, Callable[[MADTaskConfig, Random, bool], RowTokens]] = {
 }
 
 
-class MAD(DrawnRows):
-    """The task of a configuration. A training set has an end and begins anew; held-out rows go on."""
+class MAD(BatchSource):
+    """A `BatchSource` of one task. The training set repeats in a new order in every epoch; held-out rows do not."""
+
+    num_steps = None
+
+    def __init__(self, config: MADTaskConfig, split: str = "train") -> None:
+        self.config, self.split = config, split
+
+    @property
+    def batch_size(self) -> int:
+        """Rows of a step over all ranks."""
+        return self.config.batch_size
+
+    @property
+    def fingerprint(self) -> str:
+        """A checksum of the configuration and the split."""
+        return fingerprint_of(self.config, self.split)
 
     @property
     def sequence_length(self) -> int:
@@ -133,7 +255,15 @@ class MAD(DrawnRows):
     def vocab_size(self) -> int:
         return self.config.vocabulary
 
-    def row(self, step: int, number: int) -> RowTokens:
+    def batch(self, step: int, rows: Sequence[int]) -> Batch:
+        """Return the chosen rows of a step."""
+        drawn = [self._row(step, number) for number in rows]
+        shape = (len(drawn), self.sequence_length)
+        input_ids = torch.tensor([tokens for tokens, _ in drawn], dtype=torch.int64)
+        targets = [[wanted.get(place, IGNORED) for place in range(len(tokens))] for tokens, wanted in drawn]
+        return Batch(input_ids.view(shape), torch.tensor(targets, dtype=torch.int64).view(shape))
+
+    def _row(self, step: int, number: int) -> RowTokens:
         config, training = self.config, self.split == "train"
         place: tuple[int, ...] = (step, number)
         if training:

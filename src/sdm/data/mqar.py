@@ -13,14 +13,81 @@ Shapes: L tokens of a row, K pairs.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 import torch
 
-from sdm.data.batch import IGNORED, Batch
-from sdm.data.published_config import MQARTaskConfig
+from sdm.data.batch import IGNORED, Batch, BatchSource
+from sdm.data.errors import DataError
 from sdm.data.randomness import Permutation, fingerprint_of, generator_of
+from sdm.errors import check_not_negative, check_size
 
 HELD_OUT_SHARE = 8  # rows of a training batch for one of a held-out batch, whose rows are longer
+
+
+@dataclass(frozen=True)
+class MQARTaskConfig:
+    """Multi-query associative recall (MQAR) of "Zoology: Measuring and Improving Recall in Efficient Language Models".
+
+    The segments are those of the comparison of states in "Simple linear attention language models balance the
+    recall-throughput tradeoff", with which later papers measure.
+    """
+
+    vocab_size: int = 8192
+    """Different tokens: 0, then keys up to the middle, then values."""
+    train_segments: tuple[tuple[int, int, int], ...] = (
+        (64, 4, 100_000),
+        (128, 8, 20_000),
+        (256, 16, 20_000),
+        (256, 32, 20_000),
+        (256, 64, 20_000),
+    )
+    """Tokens of a row, pairs and number of rows of each part of the training set, which repeats in every epoch."""
+    test_segments: tuple[tuple[int, int], ...] = (
+        (64, 4),
+        (64, 8),
+        (64, 16),
+        (128, 32),
+        (256, 64),
+        (512, 128),
+        (1024, 256),
+    )
+    """Tokens of a row and pairs of the held-out rows; batches take turns."""
+    power: float = 0.01
+    """The gap between the pairs and a query is i places with a likelihood as i^(power - 1); 1: all alike."""
+    random_filler: bool = True
+    """Fill the places that are not asked with random tokens; otherwise with token 0."""
+    batch_size: int = 256
+    """Rows of a step, over all ranks and accumulated batches. A held-out batch has an eighth of them."""
+    seed: int = 0
+    """Decides every row."""
+
+    def open(self, split: str, total_steps: int | None) -> BatchSource:
+        """Return the batches of a split."""
+        return MQAR(self, split)
+
+    def __post_init__(self) -> None:
+        check_size(batch_size=self.batch_size)
+        if not 0 < self.power <= 1:
+            raise DataError(f"power must be above 0 and at most 1, got {self.power}")
+        check_not_negative(seed=self.seed)
+        for name, segments in (("train_segments", self.train_segments), ("test_segments", self.test_segments)):
+            if not segments:
+                raise DataError(f"{name} must not be empty")
+            for length, pairs, *_ in segments:
+                if pairs < 1 or length % 2 or length < 4 * pairs:
+                    raise DataError(
+                        f"{name}: a row must be even and have four tokens a pair, got {length} with {pairs} pairs"
+                    )
+                if pairs > self.vocab_size // 2 - 1:
+                    raise DataError(f"vocab_size = {self.vocab_size} has not the keys for {pairs} pairs")
+        for _, _, rows in self.train_segments:
+            if rows < self.batch_size:
+                raise DataError(f"train_segments: {rows} rows are less than batch_size = {self.batch_size}")
+
+    @property
+    def steps_per_epoch(self) -> int:
+        return sum(rows // self.batch_size for _, _, rows in self.train_segments)
 
 
 def mqar_row(

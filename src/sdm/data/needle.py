@@ -14,11 +14,64 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from sdm.data.batch import IGNORED, Batch
+from sdm.data.batch import IGNORED, Batch, BatchSource
+from sdm.data.curriculum import CurriculumRows
 from sdm.data.errors import DataError
-from sdm.data.growing import GrowingRows
 from sdm.data.randomness import generator_of
-from sdm.data.task_config import NeedleConfig
+from sdm.errors import check_not_negative, check_size
+
+
+@dataclass(frozen=True)
+class NeedleConfig:
+    """A few pairs hidden in a long row of filler, asked for at its end."""
+
+    sequence_length: int = 1024
+    """Tokens of a row, queries included; with a curriculum, at its end."""
+    start_length: int = 32
+    """Tokens of a row at the start of the curriculum."""
+    curriculum: bool = True
+    """Grow the row: start_length for a fifth of the steps, then exponentially up to sequence_length at three fifths.
+    While rows are short, as many are put in the place of one as have its tokens."""
+    num_needles: int = 4
+    """Pairs of a row, all of them asked for."""
+    num_keys: int = 64
+    """Different keys; those of a row are distinct."""
+    num_values: int = 64
+    """Different values."""
+    num_fillers: int = 128
+    """Different tokens of the filler."""
+    batch_size: int = 32
+    """Rows of a step, over all ranks and accumulated batches."""
+    seed: int = 0
+    """Decides every row."""
+
+    def open(self, split: str, total_steps: int | None) -> BatchSource:
+        """Return the batches of a split."""
+        return Needle(self, split, total_steps)
+
+    def __post_init__(self) -> None:
+        check_size(
+            sequence_length=self.sequence_length,
+            start_length=self.start_length,
+            num_needles=self.num_needles,
+            num_keys=self.num_keys,
+            num_values=self.num_values,
+            num_fillers=self.num_fillers,
+            batch_size=self.batch_size,
+        )
+        check_not_negative(seed=self.seed)
+        if self.num_needles > self.num_keys:
+            raise DataError(
+                f"num_needles = {self.num_needles} needs as many distinct keys; num_keys is {self.num_keys}"
+            )
+        names = ["sequence_length"] + ["start_length"] * self.curriculum
+        for name in names:
+            if getattr(self, name) < 3 * self.num_needles:
+                raise DataError(f"{name} must be at least {3 * self.num_needles}, three tokens a needle")
+        if self.curriculum and self.start_length > self.sequence_length:
+            raise DataError(
+                f"start_length = {self.start_length} must not exceed sequence_length = {self.sequence_length}"
+            )
 
 
 @dataclass(frozen=True)
@@ -51,7 +104,7 @@ def needle_rows(config: NeedleConfig, length: int, rows: int, generator: torch.G
     return Haystack(Batch(input_ids, targets), place_BK / max(places - 1, 1))
 
 
-class Needle(GrowingRows):
+class Needle(CurriculumRows):
     """A `BatchSource`."""
 
     config: NeedleConfig

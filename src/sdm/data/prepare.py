@@ -5,21 +5,22 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import json
+import logging
 import math
 import os
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from sdm.data.batch import Announce
-from sdm.data.bpe import train_bpe
 from sdm.data.errors import DataError
 from sdm.data.randomness import hash_of
 from sdm.data.shards import FORMAT, TokenStore, TokenWriter
 from sdm.data.sources import Source
 from sdm.data.splits import SPLITS, split_documents
-from sdm.data.tokenization import CHECKSUMS, Tokenizer, keep_tokenizer, load_tokenizer
+from sdm.data.tokenization import CHECKSUMS, Tokenizer, keep_tokenizer, load_tokenizer, train_bpe
 from sdm.files import new_folder, remove_leftovers
+
+logger = logging.getLogger(__name__)
 
 BPE = "bpe:"
 BPE_BYTES = 8_000_000  # more text hardly changes a small vocabulary
@@ -43,14 +44,13 @@ def prepare_tokens(
     test_fraction: float = 0.05,
     cache_dir: Path | None = None,
     verify: bool = True,
-    announce: Announce = lambda message: None,
 ) -> TokenStore:
     """The tokens of one split of a source. All splits are written in one pass."""
     description = {"name": source.name, "identity": _digest(source.identity())}
     key = _digest([FORMAT, description, tokenizer.fingerprint, valid_fraction, test_fraction])
     folder = cache_folder(cache_dir) / "tokens" / key[:32]
     if not folder.is_dir():
-        announce(f"tokenising {source.name} into {folder}")
+        logger.info("tokenizing %s into %s", source.name, folder)
         with _writing(f"the tokens of {source.name!r}", folder) as temporary:
             _write_splits(source, tokenizer, valid_fraction, test_fraction, temporary, description)
     store = TokenStore(folder / split, verify)
@@ -72,7 +72,6 @@ def prepare_tokenizer(
     valid_fraction: float = 0.05,
     test_fraction: float = 0.05,
     cache_dir: Path | None = None,
-    announce: Announce = lambda message: None,
 ) -> Tokenizer:
     """What `spec` names: "byte", a tokenizer's path, or "bpe:SIZE", trained on the sources' training documents."""
     if not spec.startswith(BPE):
@@ -84,7 +83,7 @@ def prepare_tokenizer(
     key = _digest([FORMAT, spec, identities, valid_fraction, test_fraction, BPE_BYTES])
     folder = cache_folder(cache_dir) / "tokenizers" / key[:32]
     if not folder.is_dir():
-        announce(f"training {spec} into {folder}")
+        logger.info("training the tokenizer %s into %s", spec, folder)
         texts = (text for source in sources for text in _sample(source, valid_fraction, test_fraction))
         trained = train_bpe(texts, int(vocab_size))
         with _writing(f"the tokenizer {spec!r}", folder) as temporary:

@@ -20,11 +20,8 @@ def generator_of(*parts: int | str) -> torch.Generator:
 
 
 def fingerprint_of(config: Any, *parts: Any) -> str:
-    """Changes with any field of a task's configuration and any part, and not with the name of its class."""
-    name = type(config).__name__
-    fields = repr(config).removeprefix(name)
-    whole = ", ".join([getattr(config, "former_name", name) + fields, *map(repr, parts)])
-    return hashlib.sha256(f"({whole})".encode()).hexdigest()
+    """Return a checksum of a task's configuration, all of its fields included, and of the parts."""
+    return hashlib.sha256(repr((config, *parts)).encode()).hexdigest()
 
 
 class Permutation:

@@ -15,11 +15,57 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from sdm.data.batch import IGNORED, Batch
+from sdm.data.batch import IGNORED, Batch, BatchSource
+from sdm.data.curriculum import CurriculumRows
 from sdm.data.errors import DataError
-from sdm.data.growing import GrowingRows
 from sdm.data.randomness import generator_of
-from sdm.data.task_config import RebindingConfig
+from sdm.errors import check_not_negative, check_size
+
+
+@dataclass(frozen=True)
+class RebindingConfig:
+    """Associative recall in which keys are bound several times: the last value of a key counts."""
+
+    num_pairs: int = 64
+    """Different keys of a row; with a curriculum, at its end."""
+    num_bindings: int = 4
+    """How often each key is bound, each time to another value."""
+    start_pairs: int = 8
+    """Keys of a row at the start of the curriculum, where each is bound once."""
+    curriculum: bool = True
+    """Grow the keys and the bindings: the start for a fifth of the steps, then exponentially up to num_pairs and
+    num_bindings at three fifths. While rows are short, as many are put in the place of one as have its tokens."""
+    num_keys: int = 512
+    """Different keys; those of a row are distinct."""
+    num_values: int = 64
+    """Different values; those of a key are distinct."""
+    batch_size: int = 32
+    """Rows of a step, over all ranks and accumulated batches."""
+    seed: int = 0
+    """Decides every row."""
+
+    def open(self, split: str, total_steps: int | None) -> BatchSource:
+        """Return the batches of a split."""
+        return Rebinding(self, split, total_steps)
+
+    def __post_init__(self) -> None:
+        check_size(
+            num_pairs=self.num_pairs,
+            num_bindings=self.num_bindings,
+            start_pairs=self.start_pairs,
+            num_keys=self.num_keys,
+            num_values=self.num_values,
+            batch_size=self.batch_size,
+        )
+        check_not_negative(seed=self.seed)
+        if self.num_pairs > self.num_keys:
+            raise DataError(f"num_pairs = {self.num_pairs} needs as many distinct keys; num_keys is {self.num_keys}")
+        if self.num_bindings > self.num_values:
+            raise DataError(
+                f"num_bindings = {self.num_bindings} needs as many distinct values; num_values is {self.num_values}"
+            )
+        if self.curriculum and self.start_pairs > self.num_pairs:
+            raise DataError(f"start_pairs = {self.start_pairs} must not exceed num_pairs = {self.num_pairs}")
 
 
 @dataclass(frozen=True)
@@ -65,7 +111,7 @@ def _occurrence(owner: Tensor, num_pairs: int) -> Tensor:
     return seen.gather(2, owner.unsqueeze(-1)).squeeze(-1) - 1
 
 
-class Rebinding(GrowingRows):
+class Rebinding(CurriculumRows):
     """A `BatchSource`."""
 
     config: RebindingConfig

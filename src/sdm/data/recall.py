@@ -9,15 +9,59 @@ Shapes: B rows, K pairs, Q queries.
 
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 import torch
 
-from sdm.data.batch import IGNORED, Batch
+from sdm.data.batch import IGNORED, Batch, BatchSource
+from sdm.data.curriculum import CurriculumRows
 from sdm.data.errors import DataError
-from sdm.data.growing import GrowingRows
 from sdm.data.randomness import generator_of
-from sdm.data.task_config import RecallConfig
+from sdm.errors import check_not_negative, check_size
+
+
+@dataclass(frozen=True)
+class RecallConfig:
+    """Associative recall: pairs of a key and a value, then keys whose values are asked for."""
+
+    num_pairs: int = 256
+    """Pairs of a row; with a curriculum, at its end."""
+    start_pairs: int = 8
+    """Pairs of a row at the start of the curriculum."""
+    curriculum: bool = True
+    """Grow the pairs: start_pairs for a fifth of the steps, then exponentially up to num_pairs at three fifths."""
+    fill: bool = True
+    """While the curriculum's rows are short, put as many in the place of one as have its tokens."""
+    num_queries: int | None = None
+    """Keys asked for; None: every key once. At most as many as there are pairs."""
+    num_keys: int = 512
+    """Different keys; those of a row are distinct."""
+    num_values: int = 64
+    """Different values."""
+    batch_size: int = 32
+    """Rows of a step, over all ranks and accumulated batches."""
+    seed: int = 0
+    """Decides every row."""
+
+    def open(self, split: str, total_steps: int | None) -> BatchSource:
+        """Return the batches of a split."""
+        return Recall(self, split, total_steps)
+
+    def __post_init__(self) -> None:
+        check_size(
+            num_pairs=self.num_pairs,
+            start_pairs=self.start_pairs,
+            num_keys=self.num_keys,
+            num_values=self.num_values,
+            batch_size=self.batch_size,
+        )
+        check_not_negative(seed=self.seed)
+        if self.num_queries is not None:
+            check_size(num_queries=self.num_queries)
+        if self.num_pairs > self.num_keys:
+            raise DataError(f"num_pairs = {self.num_pairs} needs as many distinct keys; num_keys is {self.num_keys}")
+        if self.curriculum and self.start_pairs > self.num_pairs:
+            raise DataError(f"start_pairs = {self.start_pairs} must not exceed num_pairs = {self.num_pairs}")
 
 
 def recall_batch(config: RecallConfig, num_pairs: int, generator: torch.Generator) -> Batch:
@@ -35,7 +79,7 @@ def recall_batch(config: RecallConfig, num_pairs: int, generator: torch.Generato
     return Batch(input_ids, targets)
 
 
-class Recall(GrowingRows):
+class Recall(CurriculumRows):
     """A `BatchSource`."""
 
     config: RecallConfig

@@ -22,16 +22,13 @@ from torch import Tensor
 from sdm.data.batch import IGNORED, Batch
 from sdm.data.config import CorpusConfig, DataConfig, NeedleConfig, RebindingConfig, TaskConfig
 from sdm.data.errors import DataError
-from sdm.data.mad import MAD
-from sdm.data.mqar import MQAR
+from sdm.data.mad import MAD, MADTask, MADTaskConfig
+from sdm.data.mqar import MQAR, MQARTaskConfig
 from sdm.data.needle import needle_rows
-from sdm.data.published_config import MADTask, MADTaskConfig, MQARTaskConfig
 from sdm.data.randomness import generator_of, hash_of
 from sdm.data.rebinding import rebinding_rows
-from sdm.data.recall import recall_batch
+from sdm.data.recall import RecallConfig, recall_batch
 from sdm.data.sources import open_source
-from sdm.data.synthetic import Synthetic
-from sdm.data.task_config import RecallConfig, SyntheticConfig, SyntheticTask
 from sdm.errors import UserError
 from sdm.evaluation.eval_model import EvalModel
 from sdm.run.config_file import to_json
@@ -102,8 +99,6 @@ def name_of(config: DataConfig) -> str:
         return "text"
     if isinstance(config, MADTaskConfig):
         return f"mad-{config.task}"
-    if isinstance(config, SyntheticConfig):
-        return f"synthetic-{config.task}"
     kinds: dict[type, str] = {
         RecallConfig: "recall",
         RebindingConfig: "rebinding",
@@ -119,7 +114,6 @@ _CONFIGS: tuple[TaskConfig, ...] = (
     NeedleConfig(),
     MQARTaskConfig(),
     *(MADTaskConfig(task) for task in get_args(MADTask)),
-    *(SyntheticConfig(task) for task in get_args(SyntheticTask)),
 )
 _DEFAULTS = {name_of(config): config for config in _CONFIGS}
 
@@ -208,12 +202,11 @@ def _mqar(config: MQARTaskConfig, sizes: tuple[int, ...], seed: int) -> Task:
     )
 
 
-def _held_out(config: MADTaskConfig | SyntheticConfig, sizes: tuple[int, ...], seed: int) -> Task:
+def _held_out(config: MADTaskConfig, sizes: tuple[int, ...], seed: int) -> Task:
     """A task of one size: other rows of what was trained on."""
     if sizes:
         raise UserError(f"--sizes: {name_of(config)} has one size, that of its rows")
-    published = isinstance(config, MADTaskConfig)
-    source = MAD(config, "test") if isinstance(config, MADTaskConfig) else Synthetic(config, "test")
+    source = MAD(config, "test")
 
     def row(size: Size, number: int) -> Row:
         # In memorization the seed is part of the task: only the place of a row may change.
@@ -221,9 +214,8 @@ def _held_out(config: MADTaskConfig | SyntheticConfig, sizes: tuple[int, ...], s
 
     answers = source.batch(seed - 1, range(8)).num_targets // 8
     data = {key: value for key, value in to_json(config).items() if key not in ("kind", "batch_size")}
-    kind = "MAD" if published else "synthetic"
     size = Size(source.sequence_length, source.sequence_length, max(answers, 1))
-    title, rows = f"{kind}: {config.task}", PUBLISHED_ROWS["mad"] if published else None
+    title, rows = f"MAD: {config.task}", PUBLISHED_ROWS["mad"]
     return Task(name_of(config), title, source.vocab_size, "tokens of a row", (size,), row, data, rows)
 
 
@@ -233,7 +225,6 @@ _TASKS: dict[type, Callable[[Any, tuple[int, ...], int], Task]] = {
     NeedleConfig: _needle,
     MQARTaskConfig: _mqar,
     MADTaskConfig: _held_out,
-    SyntheticConfig: _held_out,
 }
 
 

@@ -73,7 +73,7 @@ def _value(hint: Any, value: Any, name: str) -> Any:
     classes: list[Any] = [option for option in options if dataclasses.is_dataclass(option) or option is ModelConfig]
     if classes:
         kind = value.get(KIND) if isinstance(value, dict) else None
-        chosen = [option for option in classes if kind in _names(option)]
+        chosen = [option for option in classes if kind == option.__name__]
         if kind is not None and not chosen:
             raise TrainingError(f"{name}.{KIND} must be one of {', '.join(c.__name__ for c in classes)}, got {kind!r}")
         return from_json((chosen or classes)[0], value, name)
@@ -82,11 +82,6 @@ def _value(hint: Any, value: Any, name: str) -> Any:
             return _converted(option, value)
     shown = repr(value)
     raise TrainingError(f"{name} must be {_describe(hint)}, got {shown if len(shown) < 80 else type(value).__name__}")
-
-
-def _names(kind: Any) -> tuple[str, ...]:
-    """What a class is called in files: by its name, or by the one that it had when the file was written."""
-    return (kind.__name__, *([kind.former_name] if hasattr(kind, "former_name") else []))
 
 
 def _fits(hint: Any, value: Any) -> bool:

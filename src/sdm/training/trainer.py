@@ -163,7 +163,7 @@ class Trainer:
         data, recorded = self.config.data, self.this_run.recorded_tokenizer()
         if isinstance(data, CorpusConfig) and recorded is not None:
             data = replace(data, tokenizer=str(recorded))
-        return open_data(data, split, self.config.schedule.steps, self.monitor.message)
+        return open_data(data, split, self.config.schedule.steps)
 
     def _validates(self) -> bool:
         data = self.config.data

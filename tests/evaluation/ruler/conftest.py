@@ -6,9 +6,8 @@ from itertools import islice
 
 import pytest
 
-from sdm.data.bpe import train_bpe
 from sdm.data.sources import open_source
-from sdm.data.tokenization import ByteTokenizer, HFTokenizer, Tokenizer
+from sdm.data.tokenization import ByteTokenizer, HFTokenizer, Tokenizer, train_bpe
 from sdm.evaluation.ruler.generator import Generator, counter
 
 

@@ -1,4 +1,4 @@
-"""The synthetic tasks of MAD, and this project's own in their manner, on the model of the recall recipe.
+"""The synthetic tasks of MAD on the model of the recall recipe.
 
 `mad` has MAD's data, batches, epochs, moments and cosine schedule, and the middle one of its learning rates (1e-4,
 5e-4, 1e-3; it sweeps weight decays of 0 and 0.1 as well). The model is this project's, and `recall.DEVIATIONS` says how
@@ -10,8 +10,7 @@ from __future__ import annotations
 import math
 from dataclasses import replace
 
-from sdm.data.published_config import MADTask, MADTaskConfig
-from sdm.data.task_config import SyntheticConfig, SyntheticTask
+from sdm.data.mad import MADTask, MADTaskConfig
 from sdm.reproduce.recipes.recall import recall
 from sdm.run.config import (
     CheckpointConfig,
@@ -42,8 +41,3 @@ def mad(task: MADTask = "in-context-recall", *, lr: float = 5e-4, seed: int = 0)
         monitor=MonitorConfig(validation_batches=HELD_OUT_EXAMPLES // data.batch_size),
         guard=GuardConfig(),
     )
-
-
-def synthetic(task: SyntheticTask = "in-context-recall", *, batch_size: int = 32, seed: int = 0) -> TrainConfig:
-    """A task in the manner of MAD's, minutes on a laptop."""
-    return replace(recall(seed=seed), data=SyntheticConfig(task, batch_size=batch_size, seed=seed), guard=GuardConfig())

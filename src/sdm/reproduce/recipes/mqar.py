@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from sdm.data.published_config import MQARTaskConfig
+from sdm.data.mqar import MQARTaskConfig
 from sdm.reproduce.recipes.parameters import GlobalLayer
 from sdm.reproduce.recipes.recall import recall
 from sdm.run.config import CheckpointConfig, ComputeConfig, GuardConfig, MonitorConfig, ScheduleConfig, TrainConfig

@@ -12,12 +12,11 @@ from collections.abc import Callable
 from textwrap import fill
 from typing import Any
 
-from sdm.data.published_config import MADTask
-from sdm.data.task_config import SyntheticTask
+from sdm.data.mad import MADTask
 from sdm.models.ladder import LEVELS
 from sdm.reproduce.recipes.ladder import ladder
 from sdm.reproduce.recipes.long_context import long_context
-from sdm.reproduce.recipes.mad import mad, synthetic
+from sdm.reproduce.recipes.mad import mad
 from sdm.reproduce.recipes.mini import mini
 from sdm.reproduce.recipes.mqar import mqar
 from sdm.reproduce.recipes.plain_code import plain_code
@@ -44,7 +43,6 @@ GROUPS: dict[str, dict[str, Recipe]] = {
         "needle": needle,
         "mqar": mqar,
         "mad": mad,
-        "synthetic": synthetic,
     },
 }
 RECIPES: dict[str, Recipe] = {name: function for group in GROUPS.values() for name, function in group.items()}
@@ -57,7 +55,6 @@ SHORT_NAMES: dict[str, tuple[str, dict[str, Any]]] = {
         for name in ("recall", "rebinding", "needle", "mqar")
         for layer in ("gdn", "attention")
     },
-    **{f"synthetic-{task}": ("synthetic", {"task": task}) for task in typing.get_args(SyntheticTask)},
     **{f"mad-{task}": ("mad", {"task": task}) for task in typing.get_args(MADTask)},
     **{f"ladder-{level}": ("ladder", {"level": level}) for level in LEVELS},
     **{

@@ -38,7 +38,7 @@ def reproduce_crossover(
     if report_only:
         outcomes = {job.name: read_outcome(job, output / job.name) for job in jobs}
     else:
-        prepare_corpora(jobs, console.print)
+        prepare_corpora(jobs)
         with make_progress(jobs, processes, console) as progress:
             outcomes = run_jobs(jobs, output, processes, progress)
     measured = read(wanted, outcomes)

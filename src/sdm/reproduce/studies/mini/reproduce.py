@@ -39,7 +39,7 @@ def reproduce_mini(
         failures = _read(output / FAILURES)
     else:
         output.mkdir(parents=True, exist_ok=True)
-        prepare_corpora(jobs, console.print)
+        prepare_corpora(jobs)
         failures = {}
         for seed, some in enumerate(rounds(experiments)):
             console.print(f"seed {seed}: {len(some)} runs")

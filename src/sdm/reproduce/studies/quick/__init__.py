@@ -32,7 +32,7 @@ def reproduce(output: Path, processes: int, console: Console, jobs: Sequence[Job
     start = time.perf_counter()
     jobs = quick_jobs() if jobs is None else jobs
     output.mkdir(parents=True, exist_ok=True)
-    prepare_corpora(jobs, console.print)
+    prepare_corpora(jobs)
     with make_progress(jobs, processes, console) as progress:
         outcomes = run_jobs(jobs, output, processes, progress)
     console.print("All runs have ended. Measuring what a token costs, and what the memory did.")

@@ -20,7 +20,7 @@ def ramp(start: int, end: int, step: int, total_steps: int) -> int:
     return round(start * (end / start) ** (max(progress - 1 / 5, 0) / (2 / 5)))
 
 
-class GrowingRows(BatchSource):
+class CurriculumRows(BatchSource):
     """Rows that are drawn together, whoever wants some: it is cheap, and so no row depends on the number of ranks.
     Held-out splits are other rows, all of them of the full size."""
 
