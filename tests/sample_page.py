@@ -9,8 +9,8 @@ from pathlib import Path
 
 import numpy as np
 
+from sdm.analysis.draw import draw
 from sdm.analysis.pages import Finding, Illustration, Page, Section, write_page
-from sdm.analysis.report import draw
 from sdm.evaluation.report import Chart, Point, Table
 
 PAIRS = (16, 32, 64, 128, 256, 512)

@@ -7,15 +7,14 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from matplotlib.figure import Figure
 from rich.table import Table as RichTable
 
-from sdm.analysis.plots.scaling import scaling_figure
-from sdm.analysis.report import rich_table
+from sdm.analysis.charts import scaling_chart
 from sdm.analysis.scaling import PARAMETERS, Form, PowerLaw, Prediction, fit_power_law
+from sdm.analysis.tables import rich_table
 from sdm.analysis.trained_runs import TrainedRun
 from sdm.errors import UserError
-from sdm.evaluation.report import Table
+from sdm.evaluation.report import Chart, Table
 
 LAST = "last"
 
@@ -127,17 +126,11 @@ def law_tables(laws: Sequence[LadderLaw]) -> list[RichTable]:
     return [rich_table(table) for table in tables]
 
 
-def law_figure(laws: Sequence[LadderLaw], y: str) -> Figure:
-    runs, held_out = ({one.name: [(run.flops, run.loss) for run in of(one)] for one in laws} for of in (_fitted, _out))
-    return scaling_figure(runs, {one.name: one.law for one in laws}, held_out, y)
-
-
-def _fitted(one: LadderLaw) -> tuple[TrainedRun, ...]:
-    return one.fitted
-
-
-def _out(one: LadderLaw) -> tuple[TrainedRun, ...]:
-    return one.held_out
+def law_chart(laws: Sequence[LadderLaw], y: str) -> Chart:
+    """Runs, laws and held-out runs of every ladder; `y` is the label of the losses."""
+    fitted = {ladder.name: [(run.flops, run.loss) for run in ladder.fitted] for ladder in laws}
+    held_out = {ladder.name: [(run.flops, run.loss) for run in ladder.held_out] for ladder in laws}
+    return scaling_chart(fitted, {ladder.name: ladder.law for ladder in laws}, held_out, y)
 
 
 def _point(run: TrainedRun) -> dict[str, Any]:

@@ -96,11 +96,14 @@ class PowerLaw:
             return Prediction(float(value[0]), float(low[0]), float(high[0]))
         return Prediction(value, low, high)
 
-    def band(self, x: ArrayLike) -> tuple[Array, Array]:
-        """The interval of the law itself at several places, narrower than that of a new level."""
-        return self._ends(_log(x))
+    def formula(self) -> str:
+        """The law with its coefficients and R², for the legend of a figure (matplotlib's math text)."""
+        constant = f"{self.e:.2f} + " if self.form == "irreducible" else ""
+        # Digits enough to tell 0.9996 from 1.
+        fit = f"{self.r_squared:.3f}" if self.r_squared < 0.9995 else f"{self.r_squared:.5f}"
+        return f"{constant}{_in_math(self.a)} $C^{{{-self.b:.3f}}}$, $R^2$ = {fit}"
 
-    def _ends(self, log_x: Array, noise_S: Array | float = 0.0) -> tuple[Array, Array]:
+    def _ends(self, log_x: Array, noise_S: Array) -> tuple[Array, Array]:
         """The interval at each place."""
         drawn = self._samples
         ends = [
@@ -270,6 +273,13 @@ def _r_squared(log_y: Array, fitted: Array) -> float:
 
 def _harmonic_mean(counts: tuple[int, ...]) -> float:
     return len(counts) / sum(1 / count for count in counts)
+
+
+def _in_math(value: float) -> str:
+    if 0.01 <= value < 10_000:
+        return f"{value:.3g}"
+    mantissa, exponent = f"{value:.1e}".split("e")
+    return f"{mantissa} $\\cdot 10^{{{int(exponent)}}}$"
 
 
 def _tails() -> list[float]:

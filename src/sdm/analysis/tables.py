@@ -1,99 +1,66 @@
-"""Tables for the terminal."""
+"""Tables in the terminal: one that is too wide is printed in parts, and no number is broken or cut off."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 from rich import box
-from rich.table import Table
+from rich.console import Console, RenderableType
+from rich.measure import Measurement
+from rich.table import Table as RichTable
+from rich.text import Text
 
-from sdm.models import SDMConfig, cost, ladder
-from sdm.models.ladder import LEVELS, ONE_LAYER_LESS
+from sdm.evaluation.report import Table
 
-
-def ladder_tables(levels: Sequence[int] = tuple(LEVELS)) -> tuple[Table, Table]:
-    """The paper's scaling ladder beside what our formulas give: sizes, and states."""
-    sizes = _numbers(
-        "Scaling ladder: the paper's numbers beside ours",
-        ("level", "d", "layers", "H", "params\npaper", "params\nours", "GFLOPs\n/token"),
-    )
-    states = _numbers(
-        "States, in numbers",
-        ("level", "GDN\npaper", "GDN\nours", "SDM\npaper", "SDM\nours", "SDM :\nparams"),
-    )
-    for level in levels:
-        row, sdm, gdn = LEVELS[level], cost(ladder(level)), cost(ladder(level, "gdn"))
-        sizes.add_row(
-            str(level),
-            str(row.hidden_size),
-            str(row.num_hidden_layers),
-            str(row.num_memory_heads),
-            row.paper_parameters,
-            f"{sdm.parameters / 1e6:,.1f}M",
-            f"{sdm.flops_per_token(8192).total / 1e9:.2f}",
-        )
-        states.add_row(
-            str(level),
-            row.paper_gdn_state,
-            f"{gdn.state_elements:,}",
-            row.paper_sdm_state,
-            f"{sdm.state_elements:,}",
-            _state_ratio(level),
-        )
-    sizes.caption = (
-        "Parameters include embeddings, but not SDM's memory; FLOPs are those of SDM at 8192 tokens. "
-        "Levels 1 and 3: the paper's parameters and its ratio (in brackets) are those of one layer less. "
-        "Full attention has a key-value head for two heads, as the paper's; level 8, with 15 heads, has one for three."
-    )
-    return sizes, states
+FIRST = 32  # most characters of the first column, where a table does not fit
 
 
-def _numbers(title: str, names: Sequence[str]) -> Table:
-    """An empty table of numbers, none of which is broken into lines."""
-    table = Table(title=title, box=box.SIMPLE_HEAD, padding=(0, 0, 0, 1))
-    for name in names:
-        table.add_column(name, justify="right", no_wrap=True)
-    return table
+def rich_table(table: Table) -> RichTable:
+    """Convert a table for the terminal. Numbers are not broken into lines."""
+    made = RichTable(title=table.title, caption=table.caption or None, box=box.SIMPLE_HEAD, padding=(0, 0, 0, 1))
+    for place, name in enumerate(table.columns):
+        made.add_column(name, justify="right" if place else "left", no_wrap=place > 0, overflow="fold")
+    for row in table.rows:
+        made.add_row(*row)
+    return made
 
 
-def _state_ratio(level: int) -> str:
-    """State to parameters without embeddings; where the paper's number is that of one layer less, with both counts."""
-    counts = [LEVELS[level].num_hidden_layers]
-    if level in ONE_LAYER_LESS:
-        counts.append(counts[0] - 1)
-    costs = [cost(ladder(level, num_hidden_layers=count)) for count in counts]
-    ratio, *less = (f"{one.state_elements / one.non_embedding_parameters:.0%}" for one in costs)
-    return ratio + "".join(f" ({other})" for other in less)
+def print_fitting(console: Console, *parts: RenderableType | Table) -> None:
+    """Print tables and lines, one below the other; tables that are too wide in parts."""
+    for part in parts:
+        shown = rich_table(part) if isinstance(part, Table) else part
+        console.print(*(fitting(shown, console) if isinstance(shown, RichTable) else (shown,)))
 
 
-def model_table(config: SDMConfig, context: int = 8192) -> Table:
-    """Sizes, layers, state and costs of a model."""
-    costs = cost(config)
-    flops = costs.flops_per_token(context)
-    table = Table(show_header=False)
-    kinds = config.layer_types or []
-    layers = ", ".join(f"{kinds.count(kind)} x {kind}" for kind in dict.fromkeys(kinds))
-    for name, value in (
-        ("parameters", f"{costs.parameters:,}"),
-        ("  without embeddings", f"{costs.non_embedding_parameters:,}"),
-        ("  learned initial state", f"{costs.initial_state_parameters:,}"),
-        ("layers", layers),
-        ("width, vocabulary", f"{config.hidden_size:,}, {config.vocab_size:,}"),
-        ("recurrent state", f"{costs.state_elements:,} elements, {_bytes(costs.state_bytes())} in float32"),
-        ("sliding windows", f"{costs.window_elements:,} elements"),
-        ("keys and values", f"{costs.kv_elements_per_token:,} elements per token"),
-        (f"FLOPs per token at {context:,}", f"{flops.total:,}"),
-        ("  projections", f"{flops.projections:,}"),
-        ("  memory, addressing", f"{flops.memory:,}, {flops.addressing:,}"),
-        ("  attention", f"{flops.attention:,}"),
-        (f"moved per token at {context:,}", f"{_bytes(costs.bytes_per_token(context))} (bfloat16 weights)"),
-    ):
-        table.add_row(name, value)
-    return table
+def fitting(table: RichTable, console: Console) -> list[RenderableType]:
+    """Split a table that is wider than the console.
+
+    Returns:
+        The table if it fits; else parts, each with the first column and as many others as fit beside it, and the
+        caption below them.
+    """
+    if len(table.columns) < 2 or _width(table, console) <= console.width:
+        return [table]
+    groups: list[list[int]] = []
+    for place in range(1, len(table.columns)):
+        if not groups or _width(_part(table, [*groups[-1], place]), console) > console.width:
+            groups.append([0])
+        groups[-1].append(place)
+    parts = [_part(table, places) for places in groups]
+    parts[0].title = table.title
+    if not isinstance(table.caption, str):
+        return [*parts]
+    return [*parts, Text(table.caption, style="table.caption")]
 
 
-def _bytes(count: int) -> str:
-    size, units = float(count), ["B", "kB", "MB", "GB", "TB"]
-    while size >= 1000 and len(units) > 1:
-        size, units = size / 1000, units[1:]
-    return f"{size:.4g} {units[0]}"
+def _part(table: RichTable, places: list[int]) -> RichTable:
+    """Copy some of the columns."""
+    columns = [table.columns[place].copy() for place in places]
+    columns[0].max_width = None if columns[0].no_wrap else FIRST
+    made = RichTable(*columns, box=table.box, padding=table.padding, title_justify=table.title_justify)
+    for row in zip(*(list(table.columns[place].cells) for place in places), strict=True):
+        made.add_row(*row)
+    return made
+
+
+def _width(table: RichTable, console: Console) -> int:
+    """Return the width that the table takes if no line is broken."""
+    return Measurement.get(console, console.options.update(width=1000), table).maximum

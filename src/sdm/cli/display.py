@@ -26,7 +26,7 @@ def console() -> Console:
 
 def show(*parts: RenderableType) -> None:
     """Print tables and lines. A table that is wider than the terminal is printed in parts."""
-    from sdm.analysis.terminal import print_fitting
+    from sdm.analysis.tables import print_fitting
 
     print_fitting(console(), *parts)
 

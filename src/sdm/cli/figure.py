@@ -22,9 +22,10 @@ class Figure(Command):
     """File to write; its suffix says the format. By default the figure's name with .png."""
 
     def run(self) -> None:
-        from sdm.analysis.plots.state import draw
+        from sdm.analysis.charts import FIGURES
+        from sdm.analysis.draw import draw, save
 
         path = self.output or Path(f"{self.name}.png")
         with explained(f"cannot write --output {path}"):
-            draw(self.name, path)
+            save(draw(FIGURES[self.name]()), path)
         print(path)

@@ -24,7 +24,7 @@ class Info(Command):
 
     def run(self) -> None:
         from sdm import ops
-        from sdm.analysis.tables import model_table
+        from sdm.analysis.model_tables import model_table
         from sdm.ops.triton.availability import description
         from sdm.run.model import SavedModel
 

@@ -13,6 +13,6 @@ class Ladder(Command):
     """Print the paper's scaling ladder beside ours."""
 
     def run(self) -> None:
-        from sdm.analysis.tables import ladder_tables
+        from sdm.analysis.model_tables import ladder_tables
 
         show(*ladder_tables())

@@ -38,8 +38,8 @@ class Scaling(Command):
     """The folder for scaling.json and the figure."""
 
     def run(self) -> None:
-        from sdm.analysis.ladder_laws import fit_ladders, law_figure, law_tables
-        from sdm.analysis.plots import save
+        from sdm.analysis.draw import draw, save
+        from sdm.analysis.ladder_laws import fit_ladders, law_chart, law_tables
         from sdm.analysis.trained_runs import ladders, trained_run
         from sdm.cli.display import show
         from sdm.cli.eval_options import distinct_names
@@ -61,7 +61,7 @@ class Scaling(Command):
             self.output.mkdir(parents=True, exist_ok=True)
             content = {"loss": self.loss, "form": self.form, "models": {one.name: one.describe() for one in laws}}
             write_json(self.output / "scaling.json", content)
-            figure = law_figure(laws, _LABELS[self.loss])
+            figure = draw(law_chart(laws, _LABELS[self.loss]))
             paths = [save(figure, self.output / f"scaling.{suffix}") for suffix in ("png", "svg")]
         for path in (self.output / "scaling.json", *paths):
             print(path)

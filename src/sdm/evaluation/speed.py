@@ -15,7 +15,7 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Literal
 
 import torch
 
@@ -140,7 +140,8 @@ def _chart(key: str, name: str, label: str, scale: float, summaries: Mapping[str
         for model, summary in summaries.items()
     }
     title = f"{label.split(' (')[0].capitalize()}: median, and range of the repeats"
-    return Chart(f"speed-{name}", title, "context (tokens)", label, curves, log_x=True, log_y=True)
+    scale_y: Literal["zero", "auto"] = "zero" if key in ("prefill", "decode") else "auto"
+    return Chart(f"speed-{name}", title, "context (tokens)", label, curves, log_x=True, y_scale=scale_y)
 
 
 class _Memory:

@@ -10,8 +10,7 @@ from typing import Any
 from rich.console import Console
 
 from sdm.analysis.pages import Finding, Page, write_page
-from sdm.analysis.report import rich_table
-from sdm.analysis.terminal import print_fitting
+from sdm.analysis.tables import print_fitting, rich_table
 from sdm.errors import UserError
 from sdm.files import write_json
 from sdm.reproduce.jobs import Outcome

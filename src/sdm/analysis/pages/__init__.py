@@ -4,7 +4,7 @@ page = Page("Recall", "SDM keeps 256 pairs apart.", (Finding("recall", ..., "agr
 write_page(page, Path("runs/quick"))  # report.html, figures/NAME.png and .svg, data/NAME.csv
 """
 
-from sdm.analysis.pages.page import Finding, Illustration, Page, Section, Verdict
+from sdm.analysis.pages.page import Finding, Illustration, Page, Section, Verdict, illustration
 from sdm.analysis.pages.write import write_page
 
-__all__ = ["Finding", "Illustration", "Page", "Section", "Verdict", "write_page"]
+__all__ = ["Finding", "Illustration", "Page", "Section", "Verdict", "illustration", "write_page"]

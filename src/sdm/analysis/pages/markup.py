@@ -6,12 +6,11 @@ import base64
 import html
 import re
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from sdm.analysis.pages.names import distinct
 from sdm.analysis.pages.page import Finding, Illustration, Page, Section, Verdict
-from sdm.analysis.pages.pictures import Drawn
 from sdm.evaluation.report import Table
 
 ROWS = 60  # of a figure's data that the page itself shows
@@ -38,6 +37,35 @@ MEANINGS: dict[Verdict, str] = {
     "failed": "it was run and did not end well",
     "missing": "it was not run",
 }
+
+
+@dataclass
+class Drawn:
+    """The files of an illustration, and which of them the page shows."""
+
+    stem: str
+    files: dict[str, bytes]
+    """By their path beside the page; without pictures if it could not be drawn."""
+    fault: str = ""
+    """Why it could not be drawn."""
+    kind: str = "svg"
+    """Which of its pictures is in the page."""
+
+    @property
+    def shown(self) -> bytes:
+        """The picture in the page."""
+        return self.files[f"figures/{self.stem}.{self.kind}"]
+
+
+def distinct(name: str, taken: set[str]) -> str:
+    """Make a name of plain letters for a file or an anchor, and add it to those that are taken."""
+    plain = re.sub(r"[^A-Za-z0-9_-]+", "-", name).strip("-_")[:80] or "unnamed"
+    free, count = plain, 1
+    while free.lower() in taken:
+        count += 1
+        free = f"{plain}-{count}"
+    taken.add(free.lower())
+    return free
 
 
 def document(page: Page, drawn: Mapping[int, Drawn]) -> str:

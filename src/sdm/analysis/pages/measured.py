@@ -5,12 +5,10 @@ from __future__ import annotations
 import json
 from collections.abc import Sequence
 
-from sdm.analysis.pages.charts import illustration
-from sdm.analysis.pages.page import Finding
+from sdm.analysis.pages.page import Finding, illustration
 from sdm.errors import UserError
 from sdm.evaluation.measurement import Measurement
 from sdm.evaluation.registry import find
-from sdm.evaluation.report import Chart, Grid
 from sdm.evaluation.results import Results
 from sdm.evaluation.statistics import comparison_table, weighted_mean
 from sdm.run.config_file import from_json, to_json
@@ -63,7 +61,9 @@ def _finding(group: list[Named]) -> Finding:
         except UserError as error:
             notes.append(f"no paired differences: {error}")
     pictures = [
-        illustration(chart, _prefixed(first.measurement, chart.name)) for chart in report.charts if _has_points(chart)
+        illustration(chart, name=_prefixed(first.measurement, chart.name))
+        for chart in report.charts
+        if not chart.is_empty()
     ]
     return Finding(
         first.measurement,
@@ -80,11 +80,6 @@ def _finding(group: list[Named]) -> Finding:
 
 def _prefixed(measurement: str, name: str) -> str:
     return name if name.startswith(measurement) else f"{measurement}-{name}"
-
-
-def _has_points(chart: Chart | Grid) -> bool:
-    charts = chart.charts if isinstance(chart, Grid) else [chart]
-    return any(points for one in charts for points in one.curves.values())
 
 
 def _headline(measurement: Measurement, done: list[Named]) -> str:

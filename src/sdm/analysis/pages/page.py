@@ -1,31 +1,32 @@
-"""What is on a page, as plain data. In all texts `words in backticks` are shown as code, and the rest as it is."""
+"""The content of a page as plain data. In all texts `words in backticks` are shown as code, the rest as it is."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, Literal, get_args
+from typing import Literal, get_args
 
 from matplotlib.figure import Figure
 
-from sdm.evaluation.report import Table
+from sdm.evaluation.report import AnyChart, Cell, Table
 
 Verdict = Literal["agrees", "differs", "unclear", "measured", "failed", "missing"]
 
 
 @dataclass(frozen=True)
 class Illustration:
-    """A figure with the numbers that it is drawn from."""
+    """A chart or a figure with the numbers that it is drawn from. `illustration` makes one of a chart alone."""
 
     name: str
-    """Of its files, without a suffix."""
+    """Name of its files, without a suffix."""
     caption: str
-    figure: Figure
+    figure: AnyChart | Figure
+    """A chart is drawn when the page is written."""
     columns: tuple[str, ...]
-    rows: Sequence[Sequence[Any]]
+    rows: Sequence[Sequence[Cell]]
     """Its data, for the CSV file and the table below it."""
     alt: str
-    """What somebody who cannot see the figure should know of it."""
+    """What readers who cannot see the figure should know of it."""
 
     def __post_init__(self) -> None:
         for place, row in enumerate(self.rows):
@@ -33,9 +34,23 @@ class Illustration:
                 raise ValueError(f"rows[{place}] of {self.name!r} must have {len(self.columns)} values, got {len(row)}")
 
 
+def illustration(chart: AnyChart, caption: str = "", name: str = "", alt: str = "") -> Illustration:
+    """Make an illustration of a chart and its data.
+
+    Args:
+        chart: What is drawn.
+        caption: By default the title of the chart, and what its bands are.
+        name: Name of the files, by default the chart's.
+        alt: By default where every curve begins and ends.
+    """
+    bands = "; bands: 95% intervals" if chart.has_intervals() else ""
+    caption = caption or f"{chart.title}{bands}."
+    return Illustration(name or chart.name, caption, chart, chart.columns, chart.rows(), alt or chart.in_words())
+
+
 @dataclass(frozen=True)
 class Finding:
-    """A claim of the paper, and what we have found of it."""
+    """A claim of the paper, and what was measured about it."""
 
     key: str
     """Its anchor in the page."""
@@ -75,8 +90,10 @@ class Section:
 
 @dataclass(frozen=True)
 class Page:
+    """A page: the overview and the findings first, details folded at the end."""
+
     title: str
     lead: str
-    """What there is to know if there is but a minute. An empty line begins a paragraph."""
+    """Summary for readers who have a minute. An empty line begins a paragraph."""
     findings: tuple[Finding, ...]
     sections: tuple[Section, ...] = ()

@@ -6,9 +6,9 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
+from sdm.analysis.charts import loss_chart, utilisation_chart
 from sdm.analysis.pages.measured import Named
 from sdm.analysis.pages.page import Finding, Illustration
-from sdm.analysis.plots import loss_figure, utilisation_figure
 from sdm.evaluation.report import Table
 from sdm.models import cost
 from sdm.run import Run
@@ -75,7 +75,7 @@ def training_finding(runs: Sequence[Source]) -> Finding:
     picture = Illustration(
         "training",
         "The loss of the batches, and of held-out ones.",
-        loss_figure(trained, held_out),
+        loss_chart(trained, held_out),
         ("run", "of", "step", "nats per token"),
         rows,
         f"Loss against the step. At the end: {values}.",
@@ -126,7 +126,7 @@ def memory_findings(runs: Sequence[Source]) -> list[Finding]:
     picture = Illustration(
         "memory",
         "Gates, how evenly slots are used, and how many of them a batch uses: means over the layers.",
-        utilisation_figure(watched),
+        utilisation_chart(watched),
         ("run", "step", *(key.removeprefix("memory/") for key in keys)),
         rows,
         f"Four panels against the step. Slots that a batch uses at the end: {found}.",

@@ -10,11 +10,11 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from sdm.analysis.pages import pictures
-from sdm.analysis.pages.markup import document
-from sdm.analysis.pages.names import distinct
+from matplotlib.figure import Figure
+
+from sdm.analysis.draw import draw, render
+from sdm.analysis.pages.markup import Drawn, distinct, document
 from sdm.analysis.pages.page import Illustration, Page
-from sdm.analysis.pages.pictures import Drawn
 from sdm.files import new_file
 
 REPORT = "report.html"
@@ -49,7 +49,8 @@ def _draw_all(page: Page) -> dict[int, Drawn]:
 def _draw(illustration: Illustration, stem: str) -> Drawn:
     files = {f"data/{stem}.csv": csv_text(illustration).encode(errors="backslashreplace")}
     try:
-        made = {"svg": pictures.svg(illustration.figure), "png": pictures.png(illustration.figure)}
+        figure = illustration.figure if isinstance(illustration.figure, Figure) else draw(illustration.figure)
+        made = {kind: render(figure, kind) for kind in ("svg", "png")}
     except Exception as error:  # of whatever kind: the rest of the page does not depend on it
         return Drawn(stem, files, f"{type(error).__name__}: {' '.join(str(error).split())}")
     return Drawn(stem, files | {f"figures/{stem}.{kind}": data for kind, data in made.items()})

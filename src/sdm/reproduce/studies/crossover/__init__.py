@@ -11,8 +11,7 @@ from pathlib import Path
 
 from rich.console import Console
 
-from sdm.analysis.report import rich_table
-from sdm.analysis.terminal import print_fitting
+from sdm.analysis.tables import print_fitting, rich_table
 from sdm.errors import UserError
 from sdm.reproduce.jobs import Outcome, read_outcome, run_jobs
 from sdm.reproduce.prepare import prepare_corpora

@@ -5,8 +5,7 @@ from __future__ import annotations
 import csv
 from pathlib import Path
 
-from sdm.analysis.plots import save
-from sdm.analysis.report import draw
+from sdm.analysis.draw import draw, save
 from sdm.evaluation.report import Chart, Point, Table
 from sdm.files import new_file
 from sdm.reproduce.recipes.plain_code import LENGTH
