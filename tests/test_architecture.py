@@ -97,7 +97,8 @@ PUBLIC = {
     },
     sdm.ops: {
         *("available_backends", "product_key_topk", "gated_delta_rule", "gated_delta_step_"),
-        *("sparse_delta_map", "sparse_delta_rule", "sparse_delta_step_", "state_space", "state_space_step_"),
+        *("sparse_delta_map", "sparse_delta_rule", "sparse_delta_rule_", "sparse_delta_step_"),
+        *("state_space", "state_space_step_"),
     },
     sdm.layers: {
         *("FullAttention", "GatedDeltaNet", "GatedMLP", "Mamba2", "ProductKeyMemory", "ShiftedKeys"),
@@ -119,6 +120,10 @@ SIGNATURES = {
     "sparse_delta_rule": (
         *("write_index", "write_weight", "value", "beta", "log_decay", "read_index", "read_weight", "*initial_state"),
         *("*num_slots", "*output_final_state", "*cu_seqlens", "*update", "*backend"),
+    ),
+    "sparse_delta_rule_": (
+        *("state", "write_index", "write_weight", "value", "beta", "log_decay", "read_index", "read_weight"),
+        *("*update", "*backend"),
     ),
     "sparse_delta_step_": (
         *("state", "write_index", "write_weight", "value", "beta", "log_decay", "read_index", "read_weight"),

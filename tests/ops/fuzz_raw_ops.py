@@ -70,6 +70,14 @@ def sparse_step() -> Arguments:
     )
 
 
+def sparse_in_place() -> Arguments:
+    problem = sparse_problem()
+    tokens = dict(list(problem.items())[:7])
+    B, _, H, D = tokens["value"].shape
+    state = torch.randn(B, H, problem["num_slots"], D, dtype=tokens["value"].dtype)
+    return {"state": state} | tokens | {"slot_rule": problem["slot_rule"]}
+
+
 def gated_tokens(*lead: int) -> Arguments:
     dtype, K, D = random.choice(DTYPES[:2]), random.randint(1, 6), random.randint(1, 40)
     tokens = {name: torch.randn(*lead, size, dtype=dtype) for name, size in (("query", K), ("key", K), ("value", D))}
@@ -127,6 +135,12 @@ def sparse_step_answer(a: Arguments) -> Tensor:
     return sparse_delta_rule(*tokens, initial_state=state, update=update, backend="reference")[0].squeeze(1)
 
 
+def sparse_in_place_answer(a: Arguments) -> Tensor:
+    state, *tokens, slot = a.values()
+    update = "slot" if slot else "delta"
+    return sparse_delta_rule(*tokens, initial_state=state, update=update, backend="reference")[0]
+
+
 def gated_answer(a: Arguments) -> Tensor:
     *tokens, initial, offsets, _ = a.values()
     return gated_delta_rule(*tokens, initial_state=initial, cu_seqlens=offsets, backend="reference")[0]
@@ -144,6 +158,7 @@ def topk_answer(a: Arguments) -> Tensor:
 OPS: dict[str, tuple[Callable[[], Arguments], Callable[[Arguments], Tensor] | None]] = {
     "sparse_delta_rule": (sparse_rule, sparse_answer),
     "sparse_delta_rule_backward": (sparse_backward, None),
+    "sparse_delta_rule_": (sparse_in_place, sparse_in_place_answer),
     "sparse_delta_step_": (sparse_step, sparse_step_answer),
     "gated_delta_rule": (gated_rule, gated_answer),
     "gated_delta_rule_backward": (gated_backward, None),
@@ -167,7 +182,7 @@ def changed_tensor(x: Tensor, others: list[Tensor]) -> Any:
     if kind == 3 and x.dim() > 1:  # the same numbers, in another order of memory
         return x.transpose(0, -1).contiguous().transpose(0, -1)
     if kind == 4 and x.numel() and not x.is_floating_point():
-        x = x.clone()
+        x = x.clone(memory_format=torch.contiguous_format)
         x.view(-1)[random.randrange(x.numel())] = random.choice([-1, 12, 100, 2**30])
         return x
     if kind == 5 and x.dim():  # strides of zero

@@ -4,7 +4,7 @@ from sdm.ops.backends import available_backends
 from sdm.ops.gated_delta_rule import gated_delta_rule, gated_delta_step_
 from sdm.ops.product_key import product_key_topk
 from sdm.ops.sparse_delta_map import sparse_delta_map
-from sdm.ops.sparse_delta_rule import sparse_delta_rule, sparse_delta_step_
+from sdm.ops.sparse_delta_rule import sparse_delta_rule, sparse_delta_rule_, sparse_delta_step_
 from sdm.ops.state_space import state_space, state_space_step_
 
 __all__ = [
@@ -14,6 +14,7 @@ __all__ = [
     "product_key_topk",
     "sparse_delta_map",
     "sparse_delta_rule",
+    "sparse_delta_rule_",
     "sparse_delta_step_",
     "state_space",
     "state_space_step_",

@@ -27,6 +27,7 @@ class Call:
     device: torch.device
     dtype: torch.dtype  # of the arithmetic
     single_step: bool = False  # one token, which changes the state in place
+    in_place: bool = False  # tokens with a time axis, which change the state in place
 
 
 @dataclass(eq=False)
@@ -46,6 +47,8 @@ class Backend:
     """Why it cannot serve a call on its device, if so."""
     says_missing: bool = False
     """Whether calls on its device are told that it is missing, unless the import says it or nobody expects it."""
+    run_: Any = None
+    """Serves a call over time that changes the state in place, if it can."""
 
     def unsupported_reason(self, call: Call, named: bool = True) -> str | None:
         """Why it cannot serve this call, which names it or leaves the choice to "auto"; or None."""
@@ -54,6 +57,8 @@ class Backend:
             return reason
         if call.single_step and self.step_ is None:
             return "it has no single steps"
+        if call.in_place and self.run_ is None:
+            return "it has no in-place form"
         return self.unsupported_call(call)
 
     def device_unsupported_reason(self, call: Call, named: bool) -> str | None:
@@ -86,7 +91,8 @@ def serve(op: str, name: str, call: Call) -> Any:
         if reason is None:
             if slower_than:
                 _say_once(f'backend "{backend.name}", slower than {slower_than}')
-            return (backend.step_ if call.single_step else backend.run)(call)
+            kind = backend.step_ if call.single_step else backend.run_ if call.in_place else backend.run
+            return kind(call)
         if not auto:
             able = [other.name for other in backends if other.unsupported_reason(call, named=False) is None]
             raise ValueError(f'backend "{name}" cannot serve this call: {reason}; use "auto" or {_quoted(able)}')

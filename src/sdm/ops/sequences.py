@@ -21,15 +21,19 @@ Run = Callable[[Any, Tensor], tuple[Tensor, Tensor]]
 
 @dataclass(eq=False)
 class Call(backends.Call):
-    """`run` serves it by the output [B,T,H,D] and the final state [S,H,N,D], which may be anything if nobody asks for
-    it; `step_` by the output [B,H,D]."""
+    """A checked call of a rule over a sequence of tokens.
+
+    `run` serves it by the output [B,T,H,D] and the final state [S,H,N,D], which may be anything if nobody asks for it;
+    `step_` by the output [B,H,D] and `run_` by the output [B,T,H,D].
+    """
 
     tokens: Any  # the op's Tokens
-    state: Tensor | None  # the initial one, [H,N,D] or [S,H,N,D]; or that which a step changes, [B,H,N,D]
+    state: Tensor | None  # the initial one, [H,N,D] or [S,H,N,D]; or that which changes in place, [B,H,N,D]
     rows: int
     cu_seqlens: Tensor | None = None
     output_final_state: bool = True
     update: str = "delta"  # of the sparse delta rule
+    in_place: bool = False
 
     def __post_init__(self) -> None:
         value = self.tokens.value

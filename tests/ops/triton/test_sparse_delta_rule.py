@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from helpers import assert_close, assert_identical, outputs_and_gradients, random_tokens, relative_error
-from sdm.ops import sparse_delta_rule, sparse_delta_step_
+from sdm.ops import sparse_delta_rule, sparse_delta_rule_, sparse_delta_step_
 from sdm.ops.sequences import Call
 from sdm.ops.sparse_delta_rule.inputs import Tokens
 from sdm.ops.sparse_delta_rule.triton import ROUNDING_LIMIT, sparse_delta_rule_triton
@@ -118,6 +118,19 @@ def test_step(update: str, dtype: torch.dtype) -> None:
             y = sparse_delta_step_(state, *token, update=update, backend="triton")
         assert [x.name for x in launches] == ["step_kernel"]
         assert_close([y, state], [expected, expected_state], 1e-5 if dtype == torch.float32 else 1e-2)
+
+
+@needs_interpreter
+@pytest.mark.parametrize("update", ["delta", "slot"])
+def test_tokens_in_place(update: str) -> None:
+    tokens, state = random_tokens(2, 21, 2, dtype=torch.float32), torch.randn(2, 2, 9, 5)
+    y, final = sparse_delta_rule(
+        *tokens, initial_state=state, output_final_state=True, update=update, backend="reference"
+    )
+    with record() as launches:
+        got = sparse_delta_rule_(state, *tokens, update=update, backend="triton")
+    assert [x.name for x in launches] == ["prepare_kernel", "forward_kernel"]
+    assert_close([got, state], [y, final], 1e-5)
 
 
 @needs_interpreter

@@ -26,32 +26,55 @@ struct Ahead {
   }
 };
 
-// sum_i weight_i * scale_i * row_i. Several rows are summed side by side where one row alone would leave the
-// multipliers waiting for each other.
-template <class Real, class Stored, int S, class Next>
+// The sums of a token are made of this many partial sums, row i going to partial sum i mod kPartialSums. It is the same
+// for every width of slab, and so is the order of additions: how channels and time are cut does not change a bit.
+// Several rows are summed side by side because a single chain of additions would leave the multipliers waiting.
+#if defined(__AVX512F__) || defined(__aarch64__)
+constexpr int kAccumulators = 16;  // half of the registers
+#else
+constexpr int kAccumulators = 8;
+#endif
+template <class Real>
+constexpr int kPartialSums = SDM_VECTOR_BYTES == 64 && sizeof(Real) == 4 ? 4 : 2;
+
+// A row of which the table has only the first `channels`, continued by zeros in `room`.
+template <int S, class Stored>
+SDM_INLINE Stored* padded_row(const Stored* row, int64_t channels, Stored* room) {
+  for (int64_t c = 0; c < channels; ++c) room[c] = row[c];
+  return room;
+}
+
+// sum_i weight_i * scale_i * row_i. A wide tile is summed in strips whose partial sums fit into the registers. With
+// Partial, rows have only `channels` channels.
+template <class Real, class Stored, int S, bool Partial, class Next>
 SDM_INLINE Tile<Real, S> weighted_rows(const Stored* table, int64_t stride, const int32_t* rows, const Real* weight,
-                                       const Real* scale, int count, const Next& next) {
-  using T = Tile<Real, S>;
-  constexpr int kSideBySide = T::V >= 8 ? 1 : 8 / T::V;
-  Tile<Real, S> sum[kSideBySide] = {};
-  int i = 0;
-  for (; i + kSideBySide <= count; i += kSideBySide) {
-    for (int n = 0; n < kSideBySide; ++n) {
-      const Stored* row = table + rows[i + n] * stride;
-      next.fetch(i + n);
-      sum[n].add(scale ? weight[i + n] * scale[i + n] : weight[i + n], row);
+                                       const Real* scale, int count, int64_t channels, const Next& next) {
+  constexpr int K = kPartialSums<Real>, L = kLanes<Real>, V = Tile<Real, S>::V;
+  constexpr int kStrip = V < kAccumulators / K ? V : kAccumulators / K;
+  static_assert(V % kStrip == 0, "a tile is a whole number of strips");
+  Tile<Real, S> total;
+  Stored room[Partial ? S : 1] = {};
+  for (int first = 0; first < V; first += kStrip) {
+    Tile<Real, kStrip * L> sum[K] = {};
+    const bool last_strip = first + kStrip == V;
+    const auto add = [&](int n, int i) __attribute__((always_inline)) {
+      const Stored* row = table + rows[i] * stride;
+      if constexpr (Partial) row = padded_row<S>(row, channels, room);
+      if (last_strip) next.fetch(i);
+      sum[n].add(scale ? weight[i] * scale[i] : weight[i], row + first * L);
+    };
+    int i = 0;
+    for (; i + K <= count; i += K) {
+      for (int n = 0; n < K; ++n) add(n, i + n);
     }
-  }
-  for (; i < count; ++i) {
-    const Stored* row = table + rows[i] * stride;
-    next.fetch(i);
-    sum[0].add(scale ? weight[i] * scale[i] : weight[i], row);
+    for (; i < count; ++i) add(0, i);
+    for (int half = K / 2; half > 0; half /= 2) {
+      for (int n = 0; n < half; ++n) sum[n] += sum[n + half];
+    }
+    for (int i = 0; i < kStrip; ++i) total.v[first + i] = sum[0].v[i];
   }
   next.fetch_from(count);
-  for (int half = kSideBySide / 2; half > 0; half /= 2) {
-    for (int n = 0; n < half; ++n) sum[n] += sum[n + half];
-  }
-  return sum[0];
+  return total;
 }
 
 // How many tokens ahead a loop asks for the rows of the initial state that it will need: a token takes microseconds, a
@@ -84,7 +107,7 @@ SDM_INLINE void fill_new_rows(const Stream<Real>& stream, int64_t t, const Real*
 
 // ---- forward ------------------------------------------------------------------------------------------------------
 
-template <class Real, class Stored, int S, bool Retrieves, bool PerWrite>
+template <class Real, class Stored, int S, bool Retrieves, bool PerWrite, bool Partial>
 SDM_INLINE void forward_slab(const Stream<Real>& stream, const ForwardSlab<Real>& slab) {
   using T = Tile<Real, S>;
   const int W = stream.writes, R = stream.reads;
@@ -108,66 +131,41 @@ SDM_INLINE void forward_slab(const Stream<Real>& stream, const ForwardSlab<Real>
     if (t + 1 < stream.tokens) prefetch_range<S * static_cast<int>(sizeof(Real))>(stream.value + at + token_stride);
     T u = load_channels<Real, S>(stream.value + at, slab.channels);
     if constexpr (Retrieves) {
-      const T retrieved =
-          weighted_rows<Real, Stored, S>(table, stride, write_row, push, PerWrite ? factor : nullptr, W, none);
-      u -= (PerWrite ? Real(1) : factor[0]) * retrieved;
+      const T retrieved = weighted_rows<Real, Stored, S, Partial>(table, stride, write_row, push,
+                                                                  PerWrite ? factor : nullptr, W, slab.channels, none);
+      u.subtract(PerWrite ? Real(1) : factor[0], retrieved);
       if (slab.residual) store_channels<Real, S>(slab.residual + at, u, slab.channels);
       u *= stream.beta[t * stream.heads];
     }
     for (int i = 0; i < W; ++i) {
       reads.fetch(i);
-      u.write_into(table + write_row[i] * stride, factor[PerWrite ? i : 0], push[i]);
+      Stored* row = table + write_row[i] * stride;
+      if constexpr (Partial) {
+        Stored room[S] = {};
+        u.write_into(padded_row<S>(row, slab.channels, room), factor[PerWrite ? i : 0], push[i]);
+        for (int64_t c = 0; c < slab.channels; ++c) row[c] = room[c];
+      } else {
+        u.write_into(row, factor[PerWrite ? i : 0], push[i]);
+      }
     }
     reads.fetch_from(W);
-    const T y = weighted_rows<Real, Stored, S>(table, stride, read_row, read_weight, nullptr, R, next_writes);
+    const T y = weighted_rows<Real, Stored, S, Partial>(table, stride, read_row, read_weight, nullptr, R,
+                                                        slab.channels, next_writes);
     store_channels<Real, S>(slab.y + at, y, slab.channels);
   }
 }
 
-template <class Real, class Stored, int S>
+template <class Real, class Stored, int S, bool Partial = false>
 void forward(const Stream<Real>& stream, const ForwardSlab<Real>& slab) {
-  if (!stream.retrieves) return forward_slab<Real, Stored, S, false, true>(stream, slab);
-  if (stream.factor_per_write) return forward_slab<Real, Stored, S, true, true>(stream, slab);
-  return forward_slab<Real, Stored, S, true, false>(stream, slab);
+  if (!stream.retrieves) return forward_slab<Real, Stored, S, false, true, Partial>(stream, slab);
+  if (stream.factor_per_write) return forward_slab<Real, Stored, S, true, true, Partial>(stream, slab);
+  return forward_slab<Real, Stored, S, true, false, Partial>(stream, slab);
 }
 
-// Any number of channels below kSmallestSlab, in place.
+// Any number of channels below kSmallestSlab, in place: rows pass through a padded copy.
 template <class Real, class Stored>
 void forward_rest(const Stream<Real>& stream, const ForwardSlab<Real>& slab) {
-  const int W = stream.writes, R = stream.reads, C = static_cast<int>(slab.channels);
-  Stored* const table = static_cast<Stored*>(slab.table);
-  for (int64_t t = 0; t < stream.tokens; ++t) {
-    const int32_t* write_row = stream.write_row + t * W;
-    const int32_t* read_row = stream.read_row + t * R;
-    const Real* push = stream.push + t * stream.push_stride;
-    const Real* factor = stream.factor + (stream.factor_per_write ? t * W : t);
-    const Real* read_weight = stream.read_weight + t * stream.heads * R;
-    const int step = stream.factor_per_write ? 1 : 0;
-    const int64_t at = t * stream.heads * stream.channels + slab.first_channel;
-    Real u[kSmallestSlab], sum[kSmallestSlab] = {};
-    for (int c = 0; c < C; ++c) u[c] = stream.value[at + c];
-    if (stream.retrieves) {
-      for (int i = 0; i < W; ++i) {
-        const Stored* row = table + write_row[i] * slab.row_stride;
-        for (int c = 0; c < C; ++c) sum[c] += push[i] * factor[i * step] * to_real(row[c]);
-      }
-      for (int c = 0; c < C; ++c) {
-        u[c] -= sum[c];
-        if (slab.residual) slab.residual[at + c] = u[c];
-        u[c] *= stream.beta[t * stream.heads];
-        sum[c] = 0;
-      }
-    }
-    for (int i = 0; i < W; ++i) {
-      Stored* row = table + write_row[i] * slab.row_stride;
-      for (int c = 0; c < C; ++c) assign(row[c], factor[i * step] * to_real(row[c]) + push[i] * u[c]);
-    }
-    for (int j = 0; j < R; ++j) {
-      const Stored* row = table + read_row[j] * slab.row_stride;
-      for (int c = 0; c < C; ++c) sum[c] += read_weight[j] * to_real(row[c]);
-    }
-    for (int c = 0; c < C; ++c) slab.y[at + c] = sum[c];
-  }
+  forward<Real, Stored, kSmallestSlab, true>(stream, slab);
 }
 
 // ---- copies -------------------------------------------------------------------------------------------------------

@@ -85,6 +85,11 @@ struct Tile {
     for (int i = 0; i < V; ++i) v[i] *= factor;
     return *this;
   }
+  // tile -= x * other, in one rounding where the instruction set has it.
+  SDM_INLINE void subtract(Real x, const Tile& other) {
+    const Vector<Real> factor = broadcast<Real>(x);
+    for (int i = 0; i < V; ++i) v[i] -= factor * other.v[i];
+  }
   friend SDM_INLINE Tile operator*(Real x, Tile tile) { return tile *= x; }
   friend SDM_INLINE Tile operator-(Tile tile) {
     for (int i = 0; i < V; ++i) tile.v[i] = -tile.v[i];

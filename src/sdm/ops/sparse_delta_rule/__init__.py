@@ -13,7 +13,7 @@ from sdm.ops.sparse_delta_rule.native import NATIVE, take_usual_step_, usual_ste
 from sdm.ops.sparse_delta_rule.reference import REFERENCE
 from sdm.ops.sparse_delta_rule.triton import TRITON
 
-__all__ = ["sparse_delta_rule", "sparse_delta_step_"]
+__all__ = ["sparse_delta_rule", "sparse_delta_rule_", "sparse_delta_step_"]
 
 BACKENDS["sparse_delta_rule"] = [NATIVE, TRITON, CHUNKED, REFERENCE]
 
@@ -69,6 +69,44 @@ def sparse_delta_rule(
     return serve_rule("sparse_delta_rule", backend, call)
 
 
+def sparse_delta_rule_(
+    state: Tensor,
+    write_index: Tensor,
+    write_weight: Tensor,
+    value: Tensor,
+    beta: Tensor,
+    log_decay: Tensor,
+    read_index: Tensor,
+    read_weight: Tensor,
+    *,
+    update: str = "delta",
+    backend: str = "auto",
+) -> Tensor:
+    """Write and read a memory as `sparse_delta_rule` does, and update it in place.
+
+    For prefill in pieces and for verifying drafted tokens: only the touched rows are read and written. It records no
+    gradients. On CPUs T tokens at once give the same bits as T calls of `sparse_delta_step_`.
+
+    Args:
+        state: [B,H,N,D], contiguous. A bfloat16 or float16 state is rounded after each write, or on GPUs after the
+            last token; the arithmetic is in float32.
+        write_index: [B,T,H,W], and so on: as in `sparse_delta_rule`.
+        update: "delta" or "slot".
+        backend: "auto", or one of `sdm.ops.available_backends()`.
+
+    Returns:
+        y [B,T,H,D] in value's dtype.
+    """
+    tokens = Tokens(write_index, write_weight, value, beta, log_decay, read_index, read_weight)
+    check_tensor("state", state)
+    if state.dim() != 4:
+        raise ValueError(f"state must be [B,H,N,D], got shape {list(state.shape)}")
+    num_slots = check_shapes(tokens, state, None, None, update, in_place=True)
+    check_no_gradients("sparse_delta_rule_", "sparse_delta_rule", state, *tokens)
+    y: Tensor = serve("sparse_delta_rule", backend, Call(tokens, state, num_slots, update=update, in_place=True))
+    return y.to(value.dtype)
+
+
 def sparse_delta_step_(
     state: Tensor,
     write_index: Tensor,
@@ -82,10 +120,10 @@ def sparse_delta_step_(
     update: str = "delta",
     backend: str = "auto",
 ) -> Tensor:
-    """One token of `sparse_delta_rule`, shapes without T; `state` [B,H,N,D] is updated in place. Returns y [B,H,D].
+    """Write and read one token, shapes without T; `state` [B,H,N,D] is updated in place. Returns y [B,H,D].
 
-    For decoding: it records no gradients. A bfloat16 or float16 state is rounded after each write, the arithmetic is
-    in float32.
+    For decoding: one token of `sparse_delta_rule_`. It records no gradients. A bfloat16 or float16 state is rounded
+    after each write, the arithmetic is in float32.
     """
     tokens = Tokens(write_index, write_weight, value, beta, log_decay, read_index, read_weight)
     # Decoding takes such steps by the million: the kernel takes less time than to ask which backend serves it.

@@ -29,7 +29,7 @@ from sdm.ops.backends import Backend, no_forward_mode
 from sdm.ops.checks import document_bounds
 from sdm.ops.sequences import Call
 from sdm.ops.sparse_delta_rule.inputs import Tokens, check_values
-from sdm.ops.sparse_delta_rule.reference import sparse_delta_step_reference_
+from sdm.ops.sparse_delta_rule.reference import sparse_delta_rule_reference_, sparse_delta_step_reference_
 
 CHUNK = 64
 
@@ -264,8 +264,13 @@ def _forward(
     chunk_size: int,
 ) -> tuple[Tensor, Tensor]:
     tokens = Tokens(write_index, write_weight, value, beta, log_decay, read_index, read_weight)
-    sequences = _Sequences(tokens, initial_state, cu_seqlens, chunk_size)
     state = initial_state.clone(memory_format=torch.contiguous_format)
+    return _update_(state, tokens, cu_seqlens, update, chunk_size), state
+
+
+def _update_(state: Tensor, tokens: Tokens, cu_seqlens: Tensor | None, update: str, chunk_size: int) -> Tensor:
+    """Output [B,T,H,D]; the contiguous state [S,H,N,D] changes in place."""
+    sequences, value = _Sequences(tokens, state, cu_seqlens, chunk_size), tokens.value
     table = state.view(-1, state.shape[-1])
     output = torch.zeros_like(value, memory_format=torch.contiguous_format)
     flat_output = output.view(-1, value.shape[-1])
@@ -277,7 +282,7 @@ def _forward(
             rows, output_GCD = _run_tokens(addresses, update, old_rows, *floats)
         table[addresses.slots_U] = rows
         flat_output[chunk.position_GC[chunk.valid_GC]] = output_GCD[chunk.valid_GC]
-    return output, state
+    return output
 
 
 @torch.library.custom_op("sdm::sparse_delta_rule_chunked_backward", mutates_args=())
@@ -363,15 +368,49 @@ def _differentiate(ctx: Any, grad_output: Tensor, grad_state: Tensor) -> tuple[T
 _forward.register_autograd(_differentiate, setup_context=_save_inputs)
 
 
+@torch.library.custom_op("sdm::sparse_delta_rule_chunked_", mutates_args=("state",))
+def _forward_(
+    state: Tensor,
+    write_index: Tensor,
+    write_weight: Tensor,
+    value: Tensor,
+    beta: Tensor,
+    log_decay: Tensor,
+    read_index: Tensor,
+    read_weight: Tensor,
+    update: str,
+) -> Tensor:
+    tokens = Tokens(write_index, write_weight, value, beta, log_decay, read_index, read_weight)
+    return _update_(state, tokens, None, update, CHUNK)
+
+
+@_forward_.register_fake
+def _(state, write_index, write_weight, value, *_):  # type: ignore[no-untyped-def]
+    return torch.empty_like(value, memory_format=torch.contiguous_format)
+
+
+def sparse_delta_rule_chunked_(call: Call) -> Tensor:
+    """Update the state in place. States that are rounded after every write, or not contiguous, go step by step."""
+    assert call.state is not None
+    if call.state.dtype != call.dtype or not call.state.is_contiguous():
+        return sparse_delta_rule_reference_(call)
+    y: Tensor = _forward_(call.state, *call.tokens.to(call.dtype), call.update)
+    return y
+
+
 def sparse_delta_rule_chunked(call: Call, chunk_size: int = CHUNK) -> tuple[Tensor, Tensor]:
     tokens, initial_state = call.in_full()
     return _forward(*tokens, initial_state, call.cu_seqlens, call.update, chunk_size)
 
 
 def _unsupported_reason(call: Call) -> str | None:
-    return None if call.single_step else no_forward_mode(call)
+    return None if call.single_step or call.in_place else no_forward_mode(call)
 
 
 CHUNKED = Backend(
-    "chunked", sparse_delta_rule_chunked, sparse_delta_step_reference_, unsupported_call=_unsupported_reason
+    "chunked",
+    sparse_delta_rule_chunked,
+    sparse_delta_step_reference_,
+    unsupported_call=_unsupported_reason,
+    run_=sparse_delta_rule_chunked_,
 )

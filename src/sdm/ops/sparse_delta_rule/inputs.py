@@ -42,10 +42,11 @@ def check_shapes(
     cu_seqlens: Tensor | None,
     update: str,
     single_step: bool = False,
+    in_place: bool = False,
 ) -> int:
     """Raise for anything that shapes, dtypes and devices can tell. Returns the number of slots.
 
-    The tensors of a single step have no time axis, and its initial state is called `state`.
+    The tensors of a single step have no time axis. The state of a call that changes it in place is called `state`.
     """
     _check_tensors(tokens)
     lead = tokens.value.shape[:-1]
@@ -65,7 +66,9 @@ def check_shapes(
             shape = list(getattr(tokens, name).shape)
             raise ValueError(f"{name} must have a last dimension of at least 1, got shape {shape}")
 
-    num_slots = _check_state(tokens, initial_state, num_slots, cu_seqlens, "state" if single_step else "initial_state")
+    num_slots = _check_state(
+        tokens, initial_state, num_slots, cu_seqlens, "state" if single_step or in_place else "initial_state"
+    )
     if num_writes > num_slots:
         raise ValueError(
             f"write_index has W = {num_writes} slots per token, but the memory has only num_slots = {num_slots}"

@@ -63,9 +63,17 @@ def sparse_delta_step_native_(call: Call) -> Tensor:
     return y
 
 
+def sparse_delta_rule_native_(call: Call) -> Tensor:
+    """Update the state in place; the core takes any number of tokens."""
+    state, tokens = call.state, _kernel_types(call.tokens, call.dtype)
+    assert state is not None
+    run = _run_in_place if goes_past_dispatcher(state, *tokens) else torch.ops.sdm.sparse_delta_rule_
+    return run(state, *tokens, call.update == "slot")
+
+
 def _unsupported_reason(call: Call) -> str | None:
     reason, state = core_unsupported_reason(call), call.state
-    if reason is None and call.single_step and state is not None:
+    if reason is None and (call.single_step or call.in_place) and state is not None:
         halves = call.dtype == torch.float32 and state.dtype == torch.bfloat16
         if not state.is_contiguous() or not (state.dtype == call.dtype or halves):
             return (
@@ -76,7 +84,13 @@ def _unsupported_reason(call: Call) -> str | None:
 
 
 NATIVE = Backend(
-    "native", sparse_delta_rule_native, sparse_delta_step_native_, "cpu", missing_because, _unsupported_reason
+    "native",
+    sparse_delta_rule_native,
+    sparse_delta_step_native_,
+    "cpu",
+    missing_because,
+    _unsupported_reason,
+    run_=sparse_delta_rule_native_,
 )
 
 
@@ -198,14 +212,14 @@ class _Problem(NamedTuple):
     def sequences(self) -> int:
         return self.tokens.value.shape[0] if self.cu_seqlens is None else self.cu_seqlens.numel() - 1
 
-    def check(self, single_step: bool = False, bfloat16_state: bool = True) -> None:
+    def check(self, single_step: bool = False, bfloat16_state: bool = True, in_place: bool = False) -> None:
         """The core takes addresses, and anybody can call a registered op: what the public function checks, again."""
         tokens, state = self.tokens, self.initial_state
-        check_shapes(tokens, state, self.num_slots, self.cu_seqlens, "delta", single_step)
+        check_shapes(tokens, state, self.num_slots, self.cu_seqlens, "delta", single_step, in_place)
         dtype = tokens.value.dtype
         floats = {name: x for name, x in tokens._asdict().items() if not name.endswith("index")}
         if state is not None and not (bfloat16_state and state.dtype == torch.bfloat16 and dtype == torch.float32):
-            floats["state" if single_step else "initial_state"] = state
+            floats["state" if single_step or in_place else "initial_state"] = state
         check_kernel_floats(dtype, **floats)
         kinds = tokens.write_index.dtype, tokens.read_index.dtype
         if kinds not in ((torch.int32,) * 2, (torch.int64,) * 2):
@@ -299,11 +313,22 @@ def _backward(*arguments: Any) -> tuple[Tensor, ...]:
 
 
 def _step(state: Tensor, *arguments: Any) -> Tensor:
-    *token, slot_rule = arguments
     check_shape("state", state, (None,) * 4, "[B,H,N,D]")
     check_kernel_state(state)
+    _Problem(Tokens(*arguments[:7]), state, state.shape[2], None, arguments[7]).check(single_step=True)
+    return _run_in_place(state, *arguments)
+
+
+def _checked_run_in_place(state: Tensor, *arguments: Any) -> Tensor:
+    check_shape("state", state, (None,) * 4, "[B,H,N,D]")
+    check_kernel_state(state)
+    _Problem(Tokens(*arguments[:7]), state, state.shape[2], None, arguments[7]).check(in_place=True)
+    return _run_in_place(state, *arguments)
+
+
+def _run_in_place(state: Tensor, *arguments: Any) -> Tensor:
+    *token, slot_rule = arguments
     problem = _Problem(Tokens(*token), state, state.shape[2], None, slot_rule)
-    problem.check(single_step=True)
     y = _empty_output(state, *token)
     problem.call("sparse_delta_rule_forward", y=y, residual=None, final_state=state)
     mark_changed(state)
@@ -368,6 +393,11 @@ register(
     _backward,
     _empty_gradients,
     no_second_gradients("sparse_delta_rule"),
+)
+register(
+    f"sparse_delta_rule_(Tensor(a!) state, {_TOKENS}, bool slot_rule) -> Tensor",
+    _checked_run_in_place,
+    _empty_output,
 )
 register(
     f"sparse_delta_step_(Tensor(a!) state, {_TOKENS}, bool slot_rule) -> Tensor",

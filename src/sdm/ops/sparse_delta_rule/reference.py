@@ -67,4 +67,17 @@ def sparse_delta_step_reference_(call: Call) -> Tensor:
     return (token.read_weight.unsqueeze(-1) * read_BHRD).sum(2)
 
 
-REFERENCE = Backend("reference", sparse_delta_rule_reference, sparse_delta_step_reference_)
+def sparse_delta_rule_reference_(call: Call) -> Tensor:
+    """Update the state in place, a step at a time."""
+    # All tokens are checked before the first of them changes the state.
+    check_values(call.tokens, call.rows)
+    outputs = []
+    for t in range(call.tokens.value.shape[1]):
+        step = Call(Tokens(*(x[:, t] for x in call.tokens)), call.state, call.rows, update=call.update)
+        outputs.append(sparse_delta_step_reference_(step))
+    return torch.stack(outputs, dim=1) if outputs else call.tokens.value.to(call.dtype)
+
+
+REFERENCE = Backend(
+    "reference", sparse_delta_rule_reference, sparse_delta_step_reference_, run_=sparse_delta_rule_reference_
+)

@@ -44,15 +44,27 @@ def sparse_delta_step_triton_(call: Call) -> Tensor:
     return y
 
 
+def sparse_delta_rule_triton_(call: Call) -> Tensor:
+    """Update the state in place: the kernels of a whole sequence on the caller's own table."""
+    y: Tensor = torch.ops.sdm.sparse_delta_rule_triton_(call.state, *call.tokens, call.update == "slot")
+    return y
+
+
 def _unsupported_reason(call: Call) -> str | None:
     if call.dtype == torch.float64 and call.device.type != "cpu":
         return "its kernels compute in float32, got torch.float64"
     accesses = power(call.tokens.write_index.shape[-1]) + power(call.tokens.read_index.shape[-1])
     if accesses > LONGEST:
         return f"its kernels sort up to {LONGEST} writes and reads of a token at once, fewer than W and R need"
-    if call.single_step and call.state is not None and not call.state.is_contiguous():
+    changes = call.single_step or call.in_place
+    if changes and call.state is not None and not call.state.is_contiguous():
         return f"it changes contiguous states, got strides {call.state.stride()}"
-    return None if call.single_step else no_forward_mode(call)
+    return None if changes else no_forward_mode(call)
 
 
-TRITON = TritonBackend(sparse_delta_rule_triton, sparse_delta_step_triton_, unsupported_call=_unsupported_reason)
+TRITON = TritonBackend(
+    sparse_delta_rule_triton,
+    sparse_delta_step_triton_,
+    unsupported_call=_unsupported_reason,
+    run_=sparse_delta_rule_triton_,
+)

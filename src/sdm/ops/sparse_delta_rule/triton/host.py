@@ -138,13 +138,15 @@ def prepare(problem: Problem, layout: Layout) -> Links:
     return links
 
 
-def forward(problem: Problem) -> tuple[Tensor, Tensor, Tensor]:
-    """Output, table after the last token, residual."""
+def forward(problem: Problem, in_place: bool = False) -> tuple[Tensor, Tensor, Tensor]:
+    """Output, table after the last token, residual. In place the initial state [B,H,N,D] is the table."""
     from sdm.ops.sparse_delta_rule.triton.forward import forward_kernel
 
     problem = problem.prepared()
     tokens, layout, dtype = problem.tokens, problem.layout(FORWARD), problem.dtype
-    table = problem.table(problem.initial_state, dtype)
+    table = problem.initial_state if in_place else None
+    if table is None:
+        table = problem.table(problem.initial_state, dtype)
     y, residual = torch.empty_like(tokens.value), torch.empty_like(tokens.value, dtype=dtype)
     if y.numel() == 0:
         return y, table, residual
@@ -298,6 +300,15 @@ def backward(
 
 def _chosen(links: Links, names: str) -> dict[str, Tensor]:
     return {name: getattr(links, name) for name in names.split()}
+
+
+def forward_(state: Tensor, tokens: Tokens, slot_rule: bool) -> Tensor:
+    """The output of T tokens; the state [B,H,N,D] changes where it lies."""
+    if not state.is_contiguous():
+        raise ValueError(f"state must be contiguous, it is changed in place; got strides {list(state.stride())}")
+    y = forward(Problem(tokens, state, state.shape[2], None, slot_rule), in_place=True)[0]
+    mark_changed(state)
+    return y
 
 
 def step_(state: Tensor, token: Tokens, slot_rule: bool) -> Tensor:

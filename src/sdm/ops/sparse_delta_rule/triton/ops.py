@@ -72,6 +72,16 @@ def _backward(*arguments: Any) -> tuple[Tensor, ...]:
     return grads.write_weight, grads.value.to(value.dtype), grads.beta, grads.log_decay, grads.read_weight, grad_state
 
 
+def _forward_(state: Tensor, *arguments: Any) -> Tensor:
+    *token, slot_rule = arguments
+    tokens = Tokens(*token)
+    check_shape("state", state, (None,) * 4, "[B,H,N,D]")
+    check_shapes(tokens, state, state.shape[2], None, "delta", in_place=True)
+    if type(state) is Tensor and state.is_cpu:
+        check_values(tokens, state.shape[2])
+    return host.forward_(state, tokens, slot_rule)
+
+
 def _step(state: Tensor, *arguments: Any) -> Tensor:
     *token, slot_rule = arguments
     tokens = Tokens(*token)
@@ -145,6 +155,7 @@ _register(
     f"bool grad_initial, {_PLAN}) -> (Tensor, Tensor, Tensor, Tensor, Tensor, Tensor)",
     _backward,
 )
+_register(f"sparse_delta_rule_triton_(Tensor(a!) state, {_TOKENS}, bool slot_rule) -> Tensor", _forward_)
 _register(f"sparse_delta_step_triton_(Tensor(a!) state, {_TOKENS}, bool slot_rule) -> Tensor", _step)
 torch.library.register_autograd("sdm::sparse_delta_rule_triton", _gradients, setup_context=_setup_context, lib=_library)
 torch.library.register_autograd("sdm::sparse_delta_rule_triton_backward", _second_gradients, lib=_library)
