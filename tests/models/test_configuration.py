@@ -5,7 +5,6 @@ from __future__ import annotations
 import dataclasses
 import inspect
 import re
-import typing
 from pathlib import Path
 from typing import Any
 
@@ -132,10 +131,9 @@ def test_impossible_values_name_the_field(fields: dict[str, Any], names: list[st
 def test_the_class_declares_the_fields_of_the_layer_types() -> None:
     """Typed and documented, for readers, editors and `help()`."""
     declared, documentation = {field.name: field for field in dataclasses.fields(SDMConfig)}, inspect.getdoc(SDMConfig)
-    hints = typing.get_type_hints(SDMConfig)
     for kind in LAYER_TYPES.values():
         for field in documented_fields(kind.fields):
-            assert (declared[field.name].default, hints[field.name]) == (field.default, field.type), field.name
+            assert (declared[field.name].default, declared[field.name].type) == (field.default, field.type), field.name
     for name, field in model_fields().items():
         entry = re.search(rf"^ +{name} \(.*(?:\n {{8}}.*)*", documentation or "", re.MULTILINE)
         assert entry is not None, name

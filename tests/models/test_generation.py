@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
-from transformers import DynamicCache
+from transformers import DynamicCache, GenerationConfig
 
 import sdm
 from helpers import assert_close, assert_identical
@@ -193,10 +193,14 @@ def test_a_cache_of_another_model_is_refused_before_it_changes() -> None:
     assert [layer.length for layer in cache.layers] == [4] * 4
 
 
-def test_a_limit_is_known_before_the_first_token() -> None:
-    model = tiny_model(max_position_embeddings=12)
-    with pytest.raises(ValueError, match="stream of 59 tokens exceeds max_position_embeddings = 12"):
-        model.generate(tokens(1, 10), max_new_tokens=50)
+@pytest.mark.parametrize("name", ["hybrid", "static", "offloaded", "quantized"])
+def test_other_caches_are_refused(name: str) -> None:
+    model = tiny_model()
+    with pytest.raises(ValueError, match=f"cache_implementation = '{name}' is not available"):
+        model.generate(tokens(1, 4), max_new_tokens=2, cache_implementation=name)
+    given = GenerationConfig(max_new_tokens=2, cache_implementation=name)
+    with pytest.raises(ValueError, match=f"cache_implementation = '{name}' is not available"):
+        model.generate(tokens(1, 4), generation_config=given)
 
 
 def test_tokens_that_the_cache_has_seen() -> None:

@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import json
+import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+import transformers
 from transformers import (
+    AutoModelForSequenceClassification,
+    AutoModelForTokenClassification,
     DataCollatorWithFlattening,
     DynamicCache,
     StaticCache,
@@ -17,8 +21,9 @@ from transformers import (
     pipeline,
 )
 from transformers.models.auto import modeling_auto
+from transformers.utils import import_utils
 
-import sdm
+import sdm.models
 from helpers import assert_close, assert_identical
 from tiny_models import STACKS, tiny_config, tiny_model, tokens
 from tiny_tokenizer import tiny_tokenizer
@@ -222,3 +227,73 @@ class TestPlans:
 def _fits(pattern: str, name: str) -> bool:
     parts, names = pattern.split("."), name.split(".")
     return len(parts) == len(names) and all(part in ("*", piece) for part, piece in zip(parts, names, strict=True))
+
+
+class TestHeads:
+    """Classification heads are transformers' own mixins over our base model."""
+
+    def test_sequences_are_classified_by_their_last_token(self) -> None:
+        config = tiny_config("mixed", num_labels=3, pad_token_id=0)
+        model = AutoModelForSequenceClassification.from_config(config).eval()
+        assert type(model).__name__ == "SDMForSequenceClassification"
+        ids = tokens(2, 7).clamp(min=1)
+        ids[1, 4:] = 0
+        output = model(ids, attention_mask=(ids != 0).long(), labels=torch.tensor([0, 2]))
+        hidden = model.model(ids, attention_mask=(ids != 0).long()).last_hidden_state
+        assert_close([output.logits], [model.score(hidden[[0, 1], [6, 3]])], 1e-6)
+        output.loss.backward()
+        assert model.model.embed_tokens.weight.grad.abs().sum() > 0
+
+    def test_tokens_are_classified(self) -> None:
+        model = AutoModelForTokenClassification.from_config(tiny_config(num_labels=5)).eval()
+        assert type(model).__name__ == "SDMForTokenClassification"
+        ids = tokens(2, 7)
+        output = model(ids, labels=ids % 5)
+        assert output.logits.shape == (2, 7, 5)
+        output.loss.backward()
+        assert model.score.weight.grad.abs().sum() > 0
+
+    def test_a_head_on_a_trained_model(self, tmp_path: Path) -> None:
+        trained = tiny_model("sdm")
+        trained.save_pretrained(tmp_path / "language")
+        model = AutoModelForSequenceClassification.from_pretrained(tmp_path / "language", num_labels=2).eval()
+        assert_identical(list(model.model.parameters()), list(trained.model.parameters()))
+        model.save_pretrained(tmp_path / "classifier")
+        loaded = AutoModelForSequenceClassification.from_pretrained(tmp_path / "classifier")
+        ids = tokens(1, 5)
+        assert_identical([loaded(ids).logits], [model(ids).logits])
+        assert "score.weight" not in model.no_weight_decay()
+
+
+class TestDefaultTargetModules:
+    """PEFT knows what to adapt, whichever package is imported first."""
+
+    @pytest.mark.filterwarnings("ignore:Unsupported layer type")  # PEFT says so of every RMS norm
+    @pytest.mark.parametrize("kind", ["LoraConfig", "IA3Config", "LNTuningConfig"])
+    @pytest.mark.parametrize("stack", ["sdm", "gdn", "mixed"])
+    def test_without_target_modules(self, kind: str, stack: str, monkeypatch: pytest.MonkeyPatch) -> None:
+        peft = pytest.importorskip("peft")
+        constants = pytest.importorskip("peft.utils.constants")
+        for name, table in vars(constants).items():  # as if PEFT were imported after the model
+            if name.endswith("_MODULES_MAPPING") and isinstance(table, dict):
+                monkeypatch.setattr(constants, name, table)
+                table.pop("sdm", None)
+        model = peft.get_peft_model(tiny_model(stack), getattr(peft, kind)(task_type="CAUSAL_LM"))
+        trained = [name for name, x in model.named_parameters() if x.requires_grad]
+        assert all(any(f".layers.{layer}." in name for name in trained) for layer in range(4))
+        ids = tokens(2, 6)
+        model(input_ids=ids, labels=ids).loss.backward()
+
+
+class TestServing:
+    def test_transformers_has_the_classes_as_attributes(self) -> None:
+        """`transformers serve` looks a model up there, in one of two lazy modules of that name."""
+        for name in ("SDMConfig", "SDMForCausalLM", "SDMModel", "SDMForSequenceClassification"):
+            assert getattr(transformers, name) is getattr(sdm.models, name)
+        path = Path(transformers.__file__).parent
+        kept = sys.modules["transformers"]
+        try:
+            again = import_utils.direct_transformers_import(str(path))
+            assert again.SDMForCausalLM is sdm.SDMForCausalLM
+        finally:
+            sys.modules["transformers"] = kept

@@ -293,13 +293,20 @@ class TestBadInput:
             with pytest.raises(ValueError, match=f"input_ids .*{VOCABULARY - 1}.*{bad}"):
                 tiny_model()(torch.tensor([[0, bad]]))
 
-    def test_longer_than_the_limit(self) -> None:
-        model = tiny_model(max_position_embeddings=8)
-        model(tokens(1, 8))
-        with pytest.raises(ValueError, match="9 tokens exceeds max_position_embeddings = 8"):
-            model(tokens(1, 9))
-        with pytest.raises(ValueError, match="max_position_embeddings"):
-            model.generate(tokens(1, 6), max_new_tokens=5)
+    def test_longer_than_the_limit(self, caplog: pytest.LogCaptureFixture) -> None:
+        """As transformers' own models without learned positions: one warning, and the model continues."""
+        model, ids = tiny_model(max_position_embeddings=8), tokens(1, 12)
+        model(ids[:, :8])
+        assert not caplog.records
+        logits = model(ids).logits
+        model(tokens(1, 9))
+        generated = model.generate(ids[:, :6], max_new_tokens=5, do_sample=False)
+        ours = [record.getMessage() for record in caplog.records if record.name.startswith("sdm")]
+        assert len(ours) == 1
+        assert "a stream of 12 tokens exceeds max_position_embeddings = 8; the model continues" in ours[0]
+        model.config.max_position_embeddings = None
+        assert_identical([model(ids).logits], [logits])
+        assert_identical([model.generate(ids[:, :6], max_new_tokens=5, do_sample=False)], [generated])
 
     def test_wrong_shapes_and_types(self) -> None:
         model, ids = tiny_model(), tokens(2, 6)
@@ -330,8 +337,9 @@ class TestBadInput:
         with pytest.raises(ValueError, match="global_layer = 'gdn' contradicts layer_types"):
             sdm.SDMForCausalLM(config)
 
-    def test_limit_counts_documents(self) -> None:
+    def test_limit_counts_documents(self, caplog: pytest.LogCaptureFixture) -> None:
         model, ids = tiny_model(max_position_embeddings=6), tokens(1, 12)
         model(ids, cu_seqlens=torch.tensor([0, 6, 12]))
-        with pytest.raises(ValueError, match="stream of 7 tokens exceeds max_position_embeddings = 6"):
-            model(ids, cu_seqlens=torch.tensor([0, 7, 12]))
+        assert not caplog.records
+        model(ids, cu_seqlens=torch.tensor([0, 7, 12]))
+        assert "a stream of 7 tokens exceeds max_position_embeddings = 6" in caplog.text

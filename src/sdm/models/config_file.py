@@ -21,6 +21,8 @@ _AUTO_MAP = {
     "AutoConfig": f"{_CODE}.SDMConfig",
     "AutoModel": f"{_CODE}.SDMModel",
     "AutoModelForCausalLM": f"{_CODE}.SDMForCausalLM",
+    "AutoModelForSequenceClassification": f"{_CODE}.SDMForSequenceClassification",
+    "AutoModelForTokenClassification": f"{_CODE}.SDMForTokenClassification",
 }
 
 

@@ -53,6 +53,8 @@ class SDMConfig(LayerFields, PreTrainedConfig):
 
     model_type = "sdm"
     keys_to_ignore_at_inference: ClassVar[list[str]] = ["past_key_values"]
+    # TRL reads it off the configuration of any model that transformers itself does not define.
+    auto_map: ClassVar[dict[str, str]] = {}
     default_theta = 500_000.0
     # Only what is exact on every rank. The sequence layers count all of their heads, and the norms over a head's
     # channels and the addresses of a memory need all channels: each rank computes these layers whole.
@@ -158,6 +160,13 @@ class SDMConfig(LayerFields, PreTrainedConfig):
     @classmethod
     def from_json_file(cls, json_file: str | PathLike[str]) -> Any:
         return cls.from_dict(cls._dict_from_json_file(json_file))
+
+    def to_dict(self) -> dict[str, Any]:
+        """All fields by name. PEFT calls it before it looks up the default target modules of a model type."""
+        from sdm.models.registration import register_with_peft  # which imports the models
+
+        register_with_peft()
+        return super().to_dict()
 
     def to_diff_dict(self) -> dict[str, Any]:
         """What config.json holds."""

@@ -6,28 +6,35 @@ Shapes: B batch, T time.
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Mapping
+import logging
+from collections.abc import Callable
 from typing import Any, NoReturn
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 from transformers import GenerationConfig, GenerationMixin, PreTrainedModel
 from transformers import initialization as init
-from transformers.modeling_layers import GradientCheckpointingLayer
+from transformers.modeling_layers import (
+    GenericForSequenceClassification,
+    GenericForTokenClassification,
+    GradientCheckpointingLayer,
+)
 from transformers.modeling_outputs import BaseModelOutputWithPast, CausalLMOutputWithPast
 from transformers.utils import can_return_tuple
 
 from sdm.layers import GatedMLP
 from sdm.layers.attention import GatedAttention
 from sdm.layers.masked_batch_norm import MaskedBatchNorm
-from sdm.models.arguments import check_extras
+from sdm.models.arguments import check_extras, current_mask, document_offsets, select_positions
 from sdm.models.cache import SDMCache
 from sdm.models.configuration import SDMConfig
 from sdm.models.layer_types import LAYER_TYPES
 from sdm.models.likelihood import IGNORED, next_token_targets, nll, target_nll
 from sdm.models.rope import rope_of
-from sdm.models.weight_decay import exempt_from_decay
+
+logger = logging.getLogger(__name__)
+
+_EXEMPT_MATRICES = ("initial_state", "beta_proj.weight", "decay_proj.weight")
 
 
 class SDMBlock(GradientCheckpointingLayer):
@@ -77,7 +84,7 @@ class SDMPreTrainedModel(PreTrainedModel):
     @classmethod
     def register_for_auto_class(cls, auto_class: Any = "AutoModel") -> None:
         """A saved folder names its code anyway. For a class of your own, it is as in transformers."""
-        if cls not in (SDMModel, SDMForCausalLM):
+        if cls.__module__ != __name__:
             super().register_for_auto_class(auto_class)
 
     def _initialize_weights(self, module: nn.Module, is_custom_code: bool = False) -> None:
@@ -104,8 +111,13 @@ class SDMPreTrainedModel(PreTrainedModel):
             _reset_unloaded(module, reset)
 
     def no_weight_decay(self) -> set[str]:
-        """Names of the parameters that weight decay would harm: norms, biases, gates, decay rates, initial states."""
-        return exempt_from_decay(self)
+        """Names of the parameters that weight decay would harm.
+
+        Decay pulls towards zero. That is right for matrices, and wrong for what has a meaning at another value: norms
+        (one), biases, decay rates, Mamba2's skip, the projections of the gates, and the memory's initial state, which
+        holds content rather than weights.
+        """
+        return {name for name, x in self.named_parameters() if x.dim() < 2 or name.endswith(_EXEMPT_MATRICES)}
 
 
 class SDMModel(SDMPreTrainedModel):
@@ -120,6 +132,7 @@ class SDMModel(SDMPreTrainedModel):
         self.norm = nn.RMSNorm(config.hidden_size, eps=config.rms_norm_eps)
         self.gradient_checkpointing = False
         self._rope_parameters = copy.deepcopy(config.rope_parameters)
+        self._warned_of_length = False
         self.post_init()
 
     @can_return_tuple
@@ -167,7 +180,7 @@ class SDMModel(SDMPreTrainedModel):
             )
         if past_key_values is not None:
             past_key_values.check(self.config)
-        cu_seqlens = _documents(cu_seqlens, extras, position_ids, attention_mask, past_key_values)
+        cu_seqlens = document_offsets(cu_seqlens, extras, position_ids, attention_mask, past_key_values)
         if cu_seqlens is not None and past_key_values is not None:
             raise ValueError("cu_seqlens packs whole documents and takes no past_key_values")
         if use_cache is None:
@@ -175,8 +188,8 @@ class SDMModel(SDMPreTrainedModel):
         use_cache = use_cache and cu_seqlens is None
         if use_cache and past_key_values is None:
             past_key_values = SDMCache(self.config)
-        self._check_length(inputs_embeds, past_key_values, cu_seqlens)
-        mask = _current_mask(attention_mask, inputs_embeds)
+        self._warn_of_length(inputs_embeds, past_key_values, cu_seqlens)
+        mask = current_mask(attention_mask, inputs_embeds)
 
         x = inputs_embeds
         if output_hidden_states is None:
@@ -217,12 +230,21 @@ class SDMModel(SDMPreTrainedModel):
                 f"got {low if low < 0 else high}"
             )
 
-    def _check_length(self, x: Tensor, cache: SDMCache | None, cu_seqlens: Tensor | None) -> None:
+    def _warn_of_length(self, x: Tensor, cache: SDMCache | None, cu_seqlens: Tensor | None) -> None:
         length = x.shape[1] + (0 if cache is None else cache.get_seq_length())
         limit = self.config.max_position_embeddings
-        if limit is not None and length > limit and cu_seqlens is not None and not torch.compiler.is_compiling():
+        if torch.compiler.is_compiling() or limit is None or length <= limit:
+            return
+        if cu_seqlens is not None:
             length = int(cu_seqlens.diff().max())
-        check_limit(length, limit)
+        if length > limit and not self._warned_of_length:
+            self._warned_of_length = True
+            logger.warning(
+                "a stream of %d tokens exceeds max_position_embeddings = %d; the model continues, beyond the lengths "
+                "that it may have been trained on",
+                length,
+                limit,
+            )
 
 
 class SDMForCausalLM(SDMPreTrainedModel, GenerationMixin):
@@ -270,7 +292,7 @@ class SDMForCausalLM(SDMPreTrainedModel, GenerationMixin):
                 it when it accumulates gradients.
         """
         check_extras(self.forward, extras)
-        cu_seqlens = _documents(cu_seqlens, extras, position_ids, attention_mask, past_key_values)
+        cu_seqlens = document_offsets(cu_seqlens, extras, position_ids, attention_mask, past_key_values)
         outputs = self.model(
             input_ids=input_ids,
             attention_mask=attention_mask,
@@ -301,7 +323,7 @@ class SDMForCausalLM(SDMPreTrainedModel, GenerationMixin):
             wanted = isinstance(logits_to_keep, Tensor) or logits_to_keep > 0 or chunk_size is None
             skip_logits = torch.is_grad_enabled() and not wanted
         if given is None or not skip_logits:
-            logits = self.lm_head(_keep(x, logits_to_keep))
+            logits = self.lm_head(select_positions(x, logits_to_keep))
         return CausalLMOutputWithPast(
             loss=loss,  # type: ignore[arg-type]
             logits=logits,
@@ -315,6 +337,14 @@ class SDMForCausalLM(SDMPreTrainedModel, GenerationMixin):
             "continuous batching pages keys and values, which most layers of this model do not have; use generate()"
         )
 
+    def _prepare_generation_config(
+        self, generation_config: GenerationConfig | None, **kwargs: Any
+    ) -> tuple[GenerationConfig, dict[str, Any]]:
+        """transformers drops the value "hybrid" here, so that it is checked before."""
+        given = self.generation_config if generation_config is None else generation_config
+        _check_cache_implementation(kwargs.get("cache_implementation", getattr(given, "cache_implementation", None)))
+        return super()._prepare_generation_config(generation_config, **kwargs)  # type: ignore[misc]
+
     def _prepare_cache_for_generation(  # type: ignore[override]
         self,
         generation_config: GenerationConfig,
@@ -324,12 +354,7 @@ class SDMForCausalLM(SDMPreTrainedModel, GenerationMixin):
         max_cache_length: int,
     ) -> None:
         """`generate()` asks for a cache here; transformers' own would lose the states."""
-        if generation_config.cache_implementation not in (None, "dynamic"):
-            raise ValueError(
-                f"cache_implementation = {generation_config.cache_implementation!r} is not available for this model, "
-                "whose cache is an sdm.SDMCache; leave it out"
-            )
-        check_limit(max_cache_length, self.config.max_position_embeddings)
+        _check_cache_implementation(generation_config.cache_implementation)
         cache = model_kwargs.get("past_key_values")
         if cache is None and generation_config.use_cache:
             model_kwargs["past_key_values"] = SDMCache(self.config)
@@ -343,10 +368,23 @@ class SDMForCausalLM(SDMPreTrainedModel, GenerationMixin):
             )
 
 
-def check_limit(length: int, limit: int | None) -> None:
-    if limit is not None and length > limit:
+class SDMForSequenceClassification(GenericForSequenceClassification, SDMPreTrainedModel):
+    """The model with a classifier on the last token of each row that is not padding, as transformers' own models have.
+
+    `config.num_labels` is the number of classes; 1 makes it a regression or a reward model. Batches of more than one
+    row need `config.pad_token_id`.
+    """
+
+
+class SDMForTokenClassification(GenericForTokenClassification, SDMPreTrainedModel):
+    """The model with a classifier on every token, as transformers' own models have."""
+
+
+def _check_cache_implementation(name: str | None) -> None:
+    if name not in (None, "dynamic"):
         raise ValueError(
-            f"a stream of {length} tokens exceeds max_position_embeddings = {limit}; raise it or set it to None"
+            f"cache_implementation = {name!r} is not available for this model, whose cache is an sdm.SDMCache; leave "
+            "it out"
         )
 
 
@@ -358,56 +396,3 @@ def _reset_unloaded(module: nn.Module, reset: Callable[[], None]) -> None:
         reset()
         for name, x in loaded.items():
             own[name].copy_(x)
-
-
-def _current_mask(attention_mask: Tensor | None, x: Tensor) -> Tensor | None:
-    """The columns of the mask that belong to x [B,T,...]; None if every token counts."""
-    if attention_mask is None:
-        return None
-    if attention_mask.dim() != 2 or attention_mask.shape[0] != x.shape[0] or attention_mask.shape[1] < x.shape[1]:
-        raise ValueError(
-            f"attention_mask must be [B,T] = {list(x.shape[:2])}, or longer behind a cache, "
-            f"got shape {list(attention_mask.shape)}"
-        )
-    mask = attention_mask[:, attention_mask.shape[1] - x.shape[1] :] != 0
-    if not torch.compiler.is_compiling() and bool(mask.all()):
-        return None
-    return mask
-
-
-def _documents(
-    cu_seqlens: Tensor | None,
-    extras: Mapping[str, Any],
-    position_ids: Tensor | None,
-    attention_mask: Tensor | None,
-    cache: SDMCache | None,
-) -> Tensor | None:
-    """Offsets of packed documents: as they are given, or of a row whose positions start anew."""
-    if cu_seqlens is None:
-        cu_seqlens = extras.get("cu_seq_lens_q")
-    if cu_seqlens is not None:
-        return cu_seqlens
-    if position_ids is None or cache is not None:
-        return None
-    if position_ids.dim() != 2:
-        raise ValueError(f"position_ids must be [B,T], got shape {list(position_ids.shape)}")
-    restarts = position_ids[:, 1:] == 0
-    if torch.compiler.is_compiling():
-        # How many documents there are is not known to the compiler.
-        if attention_mask is None:
-            torch._assert_async(~restarts.any(), "position_ids start anew within a row; compiled, pass cu_seqlens")
-        return None
-    if not bool(restarts.any()) or (attention_mask is not None and not bool((attention_mask != 0).all())):
-        return None
-    if len(position_ids) > 1:
-        raise ValueError(
-            "position_ids start anew within a row, which means packed documents; pack them into one row (B = 1)"
-        )
-    starts = restarts[0].nonzero().squeeze(1) + 1
-    return F.pad(F.pad(starts, (1, 0)), (0, 1), value=position_ids.shape[1])
-
-
-def _keep(x: Tensor, logits_to_keep: int | Tensor) -> Tensor:
-    if isinstance(logits_to_keep, Tensor):
-        return x[:, logits_to_keep]
-    return x[:, -logits_to_keep:] if logits_to_keep else x

@@ -4,7 +4,13 @@ With `import sdm.models` before loading, transformers does not need this file. W
 """
 
 try:
-    from sdm.models import SDMConfig, SDMForCausalLM, SDMModel
+    from sdm.models import (
+        SDMConfig,
+        SDMForCausalLM,
+        SDMForSequenceClassification,
+        SDMForTokenClassification,
+        SDMModel,
+    )
 except ModuleNotFoundError as error:
     if error.name != "sdm":
         raise
@@ -13,4 +19,10 @@ except ModuleNotFoundError as error:
         "sdm.models` before loading the model, or pass trust_remote_code=True"
     ) from error
 
-__all__ = ["SDMConfig", "SDMForCausalLM", "SDMModel"]
+__all__ = [
+    "SDMConfig",
+    "SDMForCausalLM",
+    "SDMForSequenceClassification",
+    "SDMForTokenClassification",
+    "SDMModel",
+]
