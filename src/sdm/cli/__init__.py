@@ -24,6 +24,7 @@ from sdm.cli.reproduce import Reproduce
 from sdm.cli.ruler import Ruler
 from sdm.cli.scaling import Scaling
 from sdm.cli.tokenizer import Tokenizer
+from sdm.cli.trace import Trace
 from sdm.cli.train import Train
 from sdm.signals import ending_with_one_message
 
@@ -32,6 +33,7 @@ COMMANDS: dict[str, Any] = {
     "eval": Eval,
     "ruler": Ruler,
     "probe": Probe,
+    "trace": Trace,
     "scaling": Scaling,
     "report": Report,
     "export": Export,

@@ -49,7 +49,7 @@ class Generate(Command):
         self.check_options()
         saved = SavedModel(self.model)
         model: Any = saved.load()
-        tokenizer = None if self.tokens else _load_tokenizer(saved.folder)
+        tokenizer = None if self.tokens else load_tokenizer(saved.folder)
         resumed = None
         if self.state is not None and self.state.exists():
             with explained("cannot resume --state"):
@@ -129,7 +129,7 @@ class Generate(Command):
             )
 
 
-def _load_tokenizer(folder: Path) -> Any:
+def load_tokenizer(folder: Path) -> Any:
     """The tokenizer beside the model, or None."""
     from transformers import AutoTokenizer
 
