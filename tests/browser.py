@@ -48,6 +48,7 @@ class Browser:
         wanted = {"browserName": "chrome", "goog:chromeOptions": options, "goog:loggingPrefs": logs}
         made = self._call("", {"capabilities": {"alwaysMatch": wanted}})
         self._session = f"/{made['sessionId']}"
+        self.command("Emulation.setFocusEmulationEnabled", enabled=True)  # a window without a screen has no focus
 
     def _call(self, path: str, body: dict[str, Any] | None, method: str = "POST") -> Any:
         data = None if body is None else json.dumps(body).encode()

@@ -1,1 +1,1 @@
-"""Probes, fits, tables and figures: data in, numbers or pictures out."""
+"""Fits, tables, charts and pages: data in, numbers or pictures out."""

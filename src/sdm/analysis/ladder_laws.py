@@ -1,4 +1,4 @@
-"""Scaling laws of ladders of runs: a fit for each architecture, and the level that it had not seen."""
+"""Scaling laws of ladders of runs: a fit for each architecture, and a held-out level that it predicts."""
 
 from __future__ import annotations
 
@@ -7,11 +7,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from rich.table import Table as RichTable
-
 from sdm.analysis.charts import scaling_chart
 from sdm.analysis.scaling import PARAMETERS, Form, PowerLaw, Prediction, fit_power_law
-from sdm.analysis.tables import rich_table
 from sdm.analysis.trained_runs import TrainedRun
 from sdm.errors import UserError
 from sdm.evaluation.report import Chart, Table
@@ -21,7 +18,7 @@ LAST = "last"
 
 @dataclass(frozen=True)
 class LadderLaw:
-    """One architecture."""
+    """The law of one architecture, with the runs that it was fitted to and those that were held out."""
 
     name: str
     fitted: tuple[TrainedRun, ...]
@@ -30,19 +27,20 @@ class LadderLaw:
 
     @property
     def measured(self) -> float:
-        """The loss of the level that was held out: the geometric mean over its runs, which is what is predicted."""
+        """Loss of the held-out level: the geometric mean over its runs, which is what is predicted."""
         return math.exp(sum(math.log(run.loss) for run in self.held_out) / len(self.held_out))
 
     @property
     def prediction(self) -> Prediction:
+        """What the law predicts for the held-out level."""
         return self.law.predict(self.held_out[0].flops, len(self.held_out))
 
     def describe(self) -> dict[str, Any]:
-        """As plain JSON."""
-        found = {"law": self.law.describe(), "runs": [_point(run) for run in self.fitted]}
+        """Return the law, its runs and its prediction as plain JSON."""
+        described: dict[str, Any] = {"law": self.law.describe(), "runs": [_point(run) for run in self.fitted]}
         if self.held_out:
             guess = self.prediction
-            found["held_out"] = {
+            described["held_out"] = {
                 "runs": [_point(run) for run in self.held_out],
                 "measured": self.measured,
                 "predicted": guess.value,
@@ -50,7 +48,7 @@ class LadderLaw:
                 "high": guess.high,
                 "inside": guess.contains(self.measured),
             }
-        return found
+        return described
 
 
 def fit_ladders(
@@ -59,8 +57,18 @@ def fit_ladders(
     form: Form = "power",
     bootstrap: int | None = None,
 ) -> list[LadderLaw]:
-    """A law for each ladder. `hold_out` is a level that no fit sees: its number from 1 in the order of compute, "last",
-    or the name of one of its runs, which holds out nothing of other ladders."""
+    """Fit a law to each ladder.
+
+    Args:
+        ladders: Runs by architecture.
+        hold_out: A level that no fit sees: its number from 1 in the order of compute, "last", or the name of one of its
+            runs, which holds out nothing of other ladders.
+        form: Form of the law, as in `fit_power_law`.
+        bootstrap: Samples of the bootstrap, as in `fit_power_law`.
+
+    Raises:
+        UserError: If there is no such level, or too few levels are left to fit.
+    """
     known = {run.name for ladder in ladders.values() for run in ladder}
     if hold_out is not None and hold_out != LAST and hold_out not in known and not hold_out.isdecimal():
         raise UserError(
@@ -102,28 +110,28 @@ def _level(name: str, ladder: Sequence[TrainedRun], levels: list[float], hold_ou
     return levels[int(hold_out) - 1]
 
 
-def law_tables(laws: Sequence[LadderLaw]) -> list[RichTable]:
-    """The laws, and how they predicted what was held out."""
+def law_tables(laws: Sequence[LadderLaw]) -> list[Table]:
+    """Make tables of the laws, and of how they predicted what was held out."""
     rows = []
-    for one in laws:
-        law = one.law
+    for ladder in laws:
+        law = ladder.law
         cells = [f"{_number(getattr(law, key))} ({_interval(*law.intervals[key])})" for key in law.intervals]
-        rows.append((one.name, f"{len(law.levels)}/{len(one.fitted)}", *cells, f"{law.r_squared:.4f}"))
+        rows.append((ladder.name, f"{len(law.levels)}/{len(ladder.fitted)}", *cells, f"{law.r_squared:.4f}"))
     heads = ("model", "levels/runs", *(f"{key}, 95%" for key in laws[0].law.intervals), "R²")
     formula = "L = a C^-b" if laws[0].law.form == "power" else "L = e + a C^-b"
     caption = "R² of the levels, in log L. Intervals by bootstrap."
     tables = [Table(f"Scaling laws, {formula} (C in FLOPs)", heads, rows, caption)]
     rows = []
-    for one in laws:
-        if one.held_out:
-            guess, measured = one.prediction, one.measured
+    for ladder in laws:
+        if ladder.held_out:
+            guess, measured = ladder.prediction, ladder.measured
             inside = "yes" if guess.contains(measured) else "no"
             numbers = (f"{measured:.4f}", f"{guess.value:.4f}", f"{guess.low:.4f}-{guess.high:.4f}", inside)
-            rows.append((one.name, f"{one.held_out[0].flops:.2e}", str(len(one.held_out)), *numbers))
+            rows.append((ladder.name, f"{ladder.held_out[0].flops:.2e}", str(len(ladder.held_out)), *numbers))
     if rows:
         heads = ("model", "FLOPs", "runs", "measured", "predicted", "95% interval", "inside")
         tables.append(Table("The level that was held out", heads, rows))
-    return [rich_table(table) for table in tables]
+    return tables
 
 
 def law_chart(laws: Sequence[LadderLaw], y: str) -> Chart:

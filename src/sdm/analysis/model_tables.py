@@ -1,76 +1,56 @@
-"""Tables for the terminal."""
+"""Tables of the paper's ladder and of the sizes and costs of a model."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from rich.table import Table as RichTable
 
-from rich import box
-from rich.table import Table
-
+from sdm.evaluation.report import Table
 from sdm.models import SDMConfig, cost, ladder
 from sdm.models.ladder import LEVELS, ONE_LAYER_LESS
 
 
-def ladder_tables(levels: Sequence[int] = tuple(LEVELS)) -> tuple[Table, Table]:
-    """The paper's scaling ladder beside what our formulas give: sizes, and states."""
-    sizes = _numbers(
-        "Scaling ladder: the paper's numbers beside ours",
-        ("level", "d", "layers", "H", "params\npaper", "params\nours", "GFLOPs\n/token"),
+def ladder_tables() -> tuple[Table, Table]:
+    """Make tables of the paper's scaling ladder beside our formulas: sizes, and states."""
+    sizes, states = [], []
+    for level, row in LEVELS.items():
+        sdm, gdn = cost(ladder(level)), cost(ladder(level, "gdn"))
+        shape = (level, row.hidden_size, row.num_hidden_layers, row.num_memory_heads)
+        gigaflops = sdm.flops_per_token(8192).total / 1e9
+        sizes.append((*map(str, shape), row.paper_parameters, f"{sdm.parameters / 1e6:,.1f}M", f"{gigaflops:.2f}"))
+        ours = f"{gdn.state_elements:,}", f"{sdm.state_elements:,}"
+        states.append((str(level), row.paper_gdn_state, ours[0], row.paper_sdm_state, ours[1], _state_ratio(level)))
+    return (
+        Table(
+            "Scaling ladder: the paper's numbers beside ours",
+            ("level", "d", "layers", "H", "params\npaper", "params\nours", "GFLOPs\n/token"),
+            sizes,
+            "Parameters include embeddings, but not SDM's memory; FLOPs are those of SDM at 8192 tokens. Levels 1 and "
+            "3: the paper's parameters and its ratio (in brackets) are those of one layer less. Full attention has a "
+            "key-value head for two heads, as the paper's; level 8, with 15 heads, has one for three.",
+        ),
+        Table(
+            "States, in numbers",
+            ("level", "GDN\npaper", "GDN\nours", "SDM\npaper", "SDM\nours", "SDM :\nparams"),
+            states,
+        ),
     )
-    states = _numbers(
-        "States, in numbers",
-        ("level", "GDN\npaper", "GDN\nours", "SDM\npaper", "SDM\nours", "SDM :\nparams"),
-    )
-    for level in levels:
-        row, sdm, gdn = LEVELS[level], cost(ladder(level)), cost(ladder(level, "gdn"))
-        sizes.add_row(
-            str(level),
-            str(row.hidden_size),
-            str(row.num_hidden_layers),
-            str(row.num_memory_heads),
-            row.paper_parameters,
-            f"{sdm.parameters / 1e6:,.1f}M",
-            f"{sdm.flops_per_token(8192).total / 1e9:.2f}",
-        )
-        states.add_row(
-            str(level),
-            row.paper_gdn_state,
-            f"{gdn.state_elements:,}",
-            row.paper_sdm_state,
-            f"{sdm.state_elements:,}",
-            _state_ratio(level),
-        )
-    sizes.caption = (
-        "Parameters include embeddings, but not SDM's memory; FLOPs are those of SDM at 8192 tokens. "
-        "Levels 1 and 3: the paper's parameters and its ratio (in brackets) are those of one layer less. "
-        "Full attention has a key-value head for two heads, as the paper's; level 8, with 15 heads, has one for three."
-    )
-    return sizes, states
-
-
-def _numbers(title: str, names: Sequence[str]) -> Table:
-    """An empty table of numbers, none of which is broken into lines."""
-    table = Table(title=title, box=box.SIMPLE_HEAD, padding=(0, 0, 0, 1))
-    for name in names:
-        table.add_column(name, justify="right", no_wrap=True)
-    return table
 
 
 def _state_ratio(level: int) -> str:
-    """State to parameters without embeddings; where the paper's number is that of one layer less, with both counts."""
+    """Write state to parameters without embeddings; where the paper counts one layer less, with both counts."""
     counts = [LEVELS[level].num_hidden_layers]
     if level in ONE_LAYER_LESS:
         counts.append(counts[0] - 1)
     costs = [cost(ladder(level, num_hidden_layers=count)) for count in counts]
-    ratio, *less = (f"{one.state_elements / one.non_embedding_parameters:.0%}" for one in costs)
+    ratio, *less = (f"{each.state_elements / each.non_embedding_parameters:.0%}" for each in costs)
     return ratio + "".join(f" ({other})" for other in less)
 
 
-def model_table(config: SDMConfig, context: int = 8192) -> Table:
-    """Sizes, layers, state and costs of a model."""
+def model_table(config: SDMConfig, context: int = 8192) -> RichTable:
+    """Make a table of sizes, layers, state and costs of a model, FLOPs and traffic behind a context."""
     costs = cost(config)
     flops = costs.flops_per_token(context)
-    table = Table(show_header=False)
+    table = RichTable(show_header=False)
     kinds = config.layer_types or []
     layers = ", ".join(f"{kinds.count(kind)} x {kind}" for kind in dict.fromkeys(kinds))
     for name, value in (

@@ -1,10 +1,10 @@
-"""Plans as tables."""
+"""Plans of distributed training as tables."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
+from sdm.evaluation.report import Table
 from sdm.plan import Plan
 from sdm.plan.hardware import MATRIX_SHARE, MEMORY_SHARE, USABLE, WIRE_SHARE
 
@@ -20,12 +20,20 @@ _HEADS = {
 }
 
 
-def plan_tables(plans: Sequence[Plan], shown: int) -> list[Any]:
-    """What fits, fastest first; what does not, nearest first; and what the numbers rest on."""
+def plan_tables(plans: Sequence[Plan], shown: int) -> list[Table | str]:
+    """Make tables of the meshes that fit, fastest first, and of those that do not, nearest first.
+
+    Args:
+        plans: One plan for each mesh.
+        shown: Most rows of a table.
+
+    Returns:
+        The tables, and a text on what the numbers rest on.
+    """
     device, work = plans[0].device, plans[0].work
     fitting = sorted((plan for plan in plans if plan.fits), key=lambda plan: plan.seconds)
     others = sorted((plan for plan in plans if not plan.fits), key=lambda plan: plan.memory.total)
-    parts: list[Any] = []
+    parts: list[Table | str] = []
     title = f"{work.mesh.size} x {device.name}, {work.batch_size} rows of {work.sequence_length} tokens a step"
     if fitting:
         parts.append(_table(f"{title}: {len(fitting)} of {len(plans)} meshes fit", fitting[:shown]))
@@ -49,23 +57,18 @@ def plan_tables(plans: Sequence[Plan], shown: int) -> list[Any]:
     return parts
 
 
-def _table(title: str, plans: Sequence[Plan], why: bool = False) -> Any:
-    from rich.table import Table
-
-    table = Table(title=title, title_justify="left", padding=(0, 0, 0, 1))
-    table.add_column("mesh", no_wrap=True)
-    for head in (*_HEADS.values(), "all", *(("largest",) if why else ("sent", "s"))):
-        table.add_column(head, justify="right", no_wrap=True)
+def _table(title: str, plans: Sequence[Plan], why: bool = False) -> Table:
+    rows = []
     for plan in plans:
         mesh, sizes = plan.work.mesh, {name: getattr(plan.memory, name) for name in _HEADS}
-        last = (
-            (_HEADS[max(sizes, key=lambda name: sizes[name])],)
-            if why
-            else (_gigabytes(sum(sum(kinds.values()) for kinds in plan.sent.values())), f"{plan.seconds:.2f}")
-        )
+        if why:
+            last = [_HEADS[max(sizes, key=lambda name: sizes[name])]]
+        else:
+            sent = sum(sum(kinds.values()) for kinds in plan.sent.values())
+            last = [_gigabytes(sent), f"{plan.seconds:.2f}"]
         numbers = (*map(_gigabytes, sizes.values()), _gigabytes(plan.memory.total), *last)
-        table.add_row(f"{mesh.data}x{mesh.context}x{mesh.channel}", *numbers)
-    return table
+        rows.append((f"{mesh.data}x{mesh.context}x{mesh.channel}", *numbers))
+    return Table(title, ("mesh", *_HEADS.values(), "all", *(("largest",) if why else ("sent", "s"))), rows)
 
 
 def _gigabytes(count: float) -> str:

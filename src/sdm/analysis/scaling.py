@@ -3,13 +3,12 @@
     L = a C^-b              form "power", a straight line on logarithmic axes
     L = e + a C^-b          form "irreducible", with a loss e that no compute takes away
 
-A ladder has few levels, a handful of numbers to say how well it is known, so the intervals must know that too. What is
-fitted is the mean of log L of each level: a level counts once, however many runs (seeds) it has. How far levels lie
-from the law is estimated from their residuals, how far runs of one level lie apart from the runs; a level cannot be
-known better than its runs allow. The bootstrap is parametric, for four residuals are no distribution to draw from: each
-of its samples first draws these two scales, by the chi-square distribution of their estimates, then new levels, then
-fits again. For the plain power law with one run a level its intervals are Student's: they hold the next level as often
-as they say. With several runs they hold it somewhat more often.
+The fit is to the mean of log L of each level: a level counts once, however many runs (seeds) it has. The scatter of
+levels about the law is estimated from their residuals, that of runs about their level from the runs; a level is never
+known better than its runs allow. The bootstrap is parametric, because a ladder has few levels and four residuals are no
+distribution to draw from: each sample draws these two scales by the chi-square distribution of their estimates, then
+new levels, then fits again. For the plain power law with one run a level the intervals are Student's: they contain the
+next level as often as they say. With several runs a level they contain it somewhat more often.
 
 Shapes: S samples of the bootstrap, L levels.
 """
@@ -36,14 +35,14 @@ Array = NDArray[np.float64]
 
 @dataclass(frozen=True)
 class Prediction:
-    """What a law says at one place or several, and the interval that a new level falls into 95 times of 100."""
+    """The loss by a law at one x or several, and the interval that a new level falls into 95 times of 100."""
 
     value: Any
     low: Any
     high: Any
 
     def contains(self, y: ArrayLike) -> Any:
-        """Whether measured values lie inside."""
+        """Return whether measured values lie inside the interval."""
         inside = (np.asarray(y) >= self.low) & (np.asarray(y) <= self.high)
         return bool(inside) if inside.ndim == 0 else inside
 
@@ -75,13 +74,17 @@ class PowerLaw:
     _samples: dict[str, Array] = field(repr=False)  # log_a, b, e, level and run variance, [S] each
 
     def __call__(self, x: ArrayLike) -> Any:
-        """The loss by the law, without an interval."""
+        """Return the loss by the law, without an interval."""
         value = np.exp(_log_law(_log(x), math.log(self.a), self.b, self.e))
         return float(value) if value.ndim == 0 else value
 
     def predict(self, x: ArrayLike, runs: float | None = None) -> Prediction:
-        """The loss of a new level at x, with the interval for the mean of so many new runs; None: as many as the levels
-        had on average. One place gives floats, several give arrays."""
+        """Predict the loss of a new level.
+
+        Args:
+            x: Compute; one number gives floats, several give arrays.
+            runs: New runs whose mean the interval is for; None: as many as the levels had on average.
+        """
         if runs is not None and not runs > 0:
             raise ValueError(f"runs must be positive, got {runs}")
         log_x = np.atleast_1d(_log(x))
@@ -97,7 +100,7 @@ class PowerLaw:
         return Prediction(value, low, high)
 
     def formula(self) -> str:
-        """The law with its coefficients and R², for the legend of a figure (matplotlib's math text)."""
+        """Write the law with its coefficients and R², for the legend of a figure (matplotlib's math text)."""
         constant = f"{self.e:.2f} + " if self.form == "irreducible" else ""
         # Digits enough to tell 0.9996 from 1.
         fit = f"{self.r_squared:.3f}" if self.r_squared < 0.9995 else f"{self.r_squared:.5f}"
@@ -113,7 +116,7 @@ class PowerLaw:
         return low, high
 
     def describe(self) -> dict[str, Any]:
-        """Everything but the samples, as plain JSON."""
+        """Return everything but the samples as plain JSON."""
         return {
             "form": self.form,
             **{name: getattr(self, name) for name in self.intervals},
@@ -178,7 +181,7 @@ def fit_power_law(
         e=float(e),
         r_squared=_r_squared(means, fitted),
         r_squared_runs=_r_squared(log_y, fitted[place]),
-        intervals={name: tuple(map(float, np.quantile(found, _tails()))) for name, found in coefficients.items()},  # type: ignore[misc]
+        intervals={name: tuple(map(float, np.quantile(sample, _tails()))) for name, sample in coefficients.items()},  # type: ignore[misc]
         levels=tuple(map(float, levels)),
         runs=tuple(map(int, counts)),
         level_error=math.sqrt(level_variance),
@@ -243,10 +246,10 @@ def _fit_irreducible(centred: Array, log_y_SL: Array) -> tuple[Array, Array, Arr
         a_SG, e_SG, error_SG = _linear_part(np.exp(grid_SG), centred, y_SL)
         best_S = error_SG.argmin(1)
         log_b = grid_SG[rows, best_S]
-        found = np.exp(log_b), a_SG[rows, best_S], e_SG[rows, best_S]
+        best = np.exp(log_b), a_SG[rows, best_S], e_SG[rows, best_S]
         width = (math.log(_EXPONENTS[1]) - math.log(_EXPONENTS[0])) * (2 / 10) ** zoom
         grid_SG = log_b[:, None] + width * np.linspace(-1, 1, 11)
-    return found
+    return best
 
 
 def _linear_part(b_SG: Array, centred: Array, y_SL: Array) -> tuple[Array, Array, Array]:
@@ -255,9 +258,9 @@ def _linear_part(b_SG: Array, centred: Array, y_SL: Array) -> tuple[Array, Array
     inverse_SL = 1 / y_SL
     pp = (power_SGL**2).sum(-1)
     p1 = np.einsum("sgl,sl->sg", power_SGL, inverse_SL)
-    one = (inverse_SL**2).sum(-1)[:, None]
+    ii = (inverse_SL**2).sum(-1)[:, None]
     p, i = power_SGL.sum(-1), inverse_SL.sum(-1)[:, None]
-    determinant = np.maximum(pp * one - p1**2, 1e-300)
+    determinant = np.maximum(pp * ii - p1**2, 1e-300)
     e = np.clip((pp * i - p1 * p) / determinant, 0.0, None)
     a = (p - e * p1) / pp
     # Losses that rise with compute have no such law: a would be negative.

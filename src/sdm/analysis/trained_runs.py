@@ -1,4 +1,4 @@
-"""Finished runs as points of a scaling law: compute, loss, and whose ladder they belong to."""
+"""Finished runs as points of a scaling law: compute, loss, and the ladder that they belong to."""
 
 from __future__ import annotations
 
@@ -26,13 +26,13 @@ _SAME_MODEL = ("kind", "backend", "layer_types", "global_layer", "initializer_ra
 
 @dataclass(frozen=True)
 class TrainedRun:
-    """A finished run."""
+    """A finished run: its compute, its loss and its configuration."""
 
     name: str
     architecture: str
-    """What its global layers are; `ladders` adds the options that tell it from others of its kind."""
+    """Kinds of its global layers; `ladders` adds the options in which runs of one architecture differ."""
     flops: float
-    """Of the whole training: forward and backward of all tokens."""
+    """FLOPs of the whole training: forward and backward of all tokens."""
     tokens: int
     parameters: int
     loss: float
@@ -45,13 +45,24 @@ class TrainedRun:
 
 
 def trained_run(path: Path, loss: Loss = "valid", name: str | None = None) -> TrainedRun:
-    """What a finished run has cost and reached. `loss` is its last held-out loss (valid), the mean of the last ten
-    lines of its training loss (train), or what `sdm eval nll` measured (test)."""
+    """Read what a finished run has cost and reached.
+
+    Args:
+        path: The folder of the run.
+        loss: "valid" is its last held-out loss, "train" the mean of the last ten lines of its training loss, "test"
+            what `sdm eval nll` measured.
+        name: Name of the run, by default that of its folder.
+
+    Raises:
+        UserError: If the folder is no run, the run is not finished, or it has no such loss.
+    """
     run = Run(path)
     if not run.exists():
         raise UserError(f"{str(path)!r} is not a run's folder; name the folders that `sdm train` made")
     if not run.is_finished():
-        raise UserError(f"the run in {path} is not finished, so its loss is not its last: `sdm train {path}` goes on")
+        raise UserError(
+            f"the run in {path} is not finished, so its loss is not its last: `sdm train {path}` trains the rest"
+        )
     config, model = run.config(), SavedModel(path).config()
     data = config.data
     length = (
@@ -84,7 +95,7 @@ def trained_run(path: Path, loss: Loss = "valid", name: str | None = None) -> Tr
 
 
 def architecture_of(config: SDMConfig) -> str:
-    """The kinds of the global layers, as figures call them."""
+    """Name the kinds of the global layers as figures call them."""
     kinds = [kind for kind in dict.fromkeys(config.layer_types or ()) if LAYER_TYPES[kind].scope == "global"]
     if sorted(kinds) == ["full_attention", "sdm"]:
         return "mixed"
@@ -92,27 +103,30 @@ def architecture_of(config: SDMConfig) -> str:
 
 
 def ladders(runs: Sequence[TrainedRun]) -> dict[str, list[TrainedRun]]:
-    """Runs by architecture, and by the options in which those of one differ. Raises if their losses are not of the same
-    text, or if runs of one size differ in something else than the seed."""
+    """Group runs by architecture, and by the options in which runs of one architecture differ.
+
+    Raises:
+        UserError: If losses are not of the same data, or runs of one size differ in more than the seed.
+    """
     for other in runs[1:]:
-        for field, one, two in differences(runs[0].data, other.data, "data")[:1]:
+        for field, first, second in differences(runs[0].data, other.data, "data")[:1]:
             raise UserError(
                 f"{runs[0].name} and {other.name} were trained on different data, so their losses cannot be compared: "
-                f"{field} is {one!r} and {two!r}"
+                f"{field} is {first!r} and {second!r}"
             )
-    found: dict[str, list[TrainedRun]] = {}
+    groups: dict[str, list[TrainedRun]] = {}
     for run in runs:
         kin = [other for other in runs if other.architecture == run.architecture]
         varied = [key for key in run.options if any(other.options[key] != run.options[key] for other in kin)]
         name = ", ".join((run.architecture, *(f"{key} = {_text(run.options[key])}" for key in varied)))
-        found.setdefault(name, []).append(replace(run, architecture=name))
-    for name, group in found.items():
+        groups.setdefault(name, []).append(replace(run, architecture=name))
+    for name, group in groups.items():
         _check_levels(name, group)
-    return found
+    return groups
 
 
 def _check_levels(name: str, group: Sequence[TrainedRun]) -> None:
-    """Two runs of one width and depth are seeds of one level: they have cost the same and were trained alike."""
+    """Raise unless runs of one width and depth have cost the same and were trained alike, as seeds of one level are."""
     seen: dict[tuple[Any, Any], TrainedRun] = {}
     for run in group:
         first = seen.setdefault((run.sizes["hidden_size"], run.sizes["num_hidden_layers"]), run)
@@ -127,10 +141,10 @@ def _check_levels(name: str, group: Sequence[TrainedRun]) -> None:
                 f"{name}: {first.name} and {run.name} have the same width and depth but not the same cost ({what}): "
                 "they are no levels of one ladder; leave one out"
             )
-        for field, one, two in differences(first.training, run.training)[:1]:
+        for field, mine, other in differences(first.training, run.training)[:1]:
             raise UserError(
                 f"{name}: {first.name} and {run.name} have the same size but were not trained alike, as seeds of one "
-                f"level are: {field} is {one!r} and {two!r}; leave one out"
+                f"level are: {field} is {mine!r} and {other!r}; leave one out"
             )
 
 
@@ -141,7 +155,7 @@ def _loss(run: Run, loss: Loss) -> float:
             raise UserError(f"{run.folder} has no {path.relative_to(run.folder)}: `sdm eval nll {run.folder}` makes it")
         results = read_results(path)
         if results.summary is None or not results.complete:
-            raise UserError(f"{path} is not complete: `sdm eval nll {run.folder}` goes on")
+            raise UserError(f"{path} is not complete: `sdm eval nll {run.folder}` measures the rest")
         return float(results.summary["nll"])
     key = "valid/loss" if loss == "valid" else "loss"
     values = [line[key] for line in run.metrics() if key in line]

@@ -12,6 +12,8 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from rich.console import Console, RenderableType
 
+    from sdm.evaluation.report import Table
+
 WIDTH = 80  # at least: a narrower terminal breaks lines itself
 
 
@@ -24,7 +26,7 @@ def console() -> Console:
     return made
 
 
-def show(*parts: RenderableType) -> None:
+def show(*parts: RenderableType | Table) -> None:
     """Print tables and lines. A table that is wider than the terminal is printed in parts."""
     from sdm.analysis.tables import print_fitting
 

@@ -22,6 +22,7 @@ class Figure(Command):
     """File to write; its suffix says the format. By default the figure's name with .png."""
 
     def run(self) -> None:
+        """Draw the figure and print its path."""
         from sdm.analysis.charts import FIGURES
         from sdm.analysis.draw import draw, save
 

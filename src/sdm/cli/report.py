@@ -24,8 +24,9 @@ class Report(Command):
     """The folder to write into, by default report in the run's, or in the current one for several."""
 
     def run(self) -> None:
+        """Write the page and print its path."""
         from sdm.analysis.pages import write_page
-        from sdm.analysis.pages.runs import expand, runs_page
+        from sdm.analysis.pages.run_page import expand, runs_page
         from sdm.cli.eval_options import distinct_names
 
         if not self.runs:

@@ -38,6 +38,7 @@ class Scaling(Command):
     """The folder for scaling.json and the figure."""
 
     def run(self) -> None:
+        """Fit the laws, print tables and write scaling.json and the figure."""
         from sdm.analysis.draw import draw, save
         from sdm.analysis.ladder_laws import fit_ladders, law_chart, law_tables
         from sdm.analysis.trained_runs import ladders, trained_run
@@ -50,16 +51,16 @@ class Scaling(Command):
         if self.bootstrap is not None and self.bootstrap < 100:
             raise UserError(f"--bootstrap must be at least 100, got {self.bootstrap}")
         names = distinct_names(self.runs)
-        found = [trained_run(path, self.loss, name) for name, path in zip(names, self.runs, strict=True)]
+        runs = [trained_run(path, self.loss, name) for name, path in zip(names, self.runs, strict=True)]
         hold_out = self.hold_out
         for name, path in zip(names, self.runs, strict=True):  # a run may be named by its folder
             if hold_out is not None and Path(hold_out).resolve() == path.resolve():
                 hold_out = name
-        laws = fit_ladders(ladders(found), hold_out, self.form, self.bootstrap)
+        laws = fit_ladders(ladders(runs), hold_out, self.form, self.bootstrap)
         show(*law_tables(laws))
         with explained(f"cannot write --output {self.output}"):
             self.output.mkdir(parents=True, exist_ok=True)
-            content = {"loss": self.loss, "form": self.form, "models": {one.name: one.describe() for one in laws}}
+            content = {"loss": self.loss, "form": self.form, "models": {law.name: law.describe() for law in laws}}
             write_json(self.output / "scaling.json", content)
             figure = draw(law_chart(laws, _LABELS[self.loss]))
             paths = [save(figure, self.output / f"scaling.{suffix}") for suffix in ("png", "svg")]

@@ -1,4 +1,4 @@
-"""A page for people: what the paper says, what was found, and everything to check it by.
+"""Pages: what the paper says, what was measured, and the data to check it.
 
 page = Page("Recall", "SDM keeps 256 pairs apart.", (Finding("recall", ..., "agrees"),))
 write_page(page, Path("runs/quick"))  # report.html, figures/NAME.png and .svg, data/NAME.csv

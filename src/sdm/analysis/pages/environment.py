@@ -1,4 +1,4 @@
-"""What a result was made with: versions, the processor, the commit. Nothing that names a person or a machine."""
+"""The environment of a result: versions, processor, commit. Nothing that names a person or a machine."""
 
 from __future__ import annotations
 
@@ -20,11 +20,12 @@ ROOT = Path(sdm.__file__).parents[2]
 
 
 def environment_section() -> Section:
+    """Make the section of a page that shows the environment."""
     return Section("Environment", tables=(Table("", ("what", "here"), list(environment().items())),))
 
 
 def environment() -> dict[str, str]:
-    """What is known of it, by name, ready to read."""
+    """Return what is known of the environment, by name, ready to read."""
     return versions() | {
         "processor": _processor(),
         "cores": str(os.cpu_count()),
@@ -38,11 +39,11 @@ def environment() -> dict[str, str]:
 
 
 def commit() -> str:
-    """The commit of the checkout that the package is in, with a + if files of it have changed; else empty."""
+    """Return the commit of the checkout that the package is in, with a + if its files have changed; else empty."""
     if not (ROOT / ".git").exists():
         return ""
-    found = _git("rev-parse", "--short=12", "HEAD")
-    return f"{found}+" if found and _git("status", "--short", "--untracked-files=no") else found
+    head = _git("rev-parse", "--short=12", "HEAD")
+    return f"{head}+" if head and _git("status", "--short", "--untracked-files=no") else head
 
 
 def _git(*words: str) -> str:

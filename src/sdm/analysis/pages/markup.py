@@ -1,4 +1,4 @@
-"""The page as one HTML text: no script, nothing from a network. Every word of the data goes through `escape`."""
+"""A page as one HTML text: no script, no requests. All data goes through `escape`."""
 
 from __future__ import annotations
 
@@ -8,10 +8,9 @@ import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from sdm.analysis.pages.page import Finding, Illustration, Page, Section, Verdict
-from sdm.evaluation.report import Table
+from sdm.evaluation.report import Cell, Table
 
 ROWS = 60  # of a figure's data that the page itself shows
 STYLE = Path(__file__).with_name("style.css")
@@ -32,9 +31,9 @@ ICONS: dict[Verdict, str] = {
 MEANINGS: dict[Verdict, str] = {
     "agrees": "the direction is the paper's",
     "differs": "the direction is not the paper's",
-    "unclear": "the interval allows both",
+    "unclear": "the data does not decide",
     "measured": "there is nothing of the paper to compare with",
-    "failed": "it was run and did not end well",
+    "failed": "it ran and failed",
     "missing": "it was not run",
 }
 
@@ -69,9 +68,14 @@ def distinct(name: str, taken: set[str]) -> str:
 
 
 def document(page: Page, drawn: Mapping[int, Drawn]) -> str:
-    """`drawn` has every illustration of the page by its identity."""
+    """Return the page as HTML.
+
+    Args:
+        page: The page.
+        drawn: Every illustration of the page by its identity.
+    """
     anchors = _anchors(page)
-    findings = [_finding(one, anchor, drawn) for one, anchor in zip(page.findings, anchors, strict=True)]
+    findings = [_finding(finding, anchor, drawn) for finding, anchor in zip(page.findings, anchors, strict=True)]
     return "\n".join(
         (
             '<!DOCTYPE html>\n<html lang="en">\n<head>\n<meta charset="utf-8">',
@@ -94,16 +98,16 @@ def document(page: Page, drawn: Mapping[int, Drawn]) -> str:
     )
 
 
-def escape(value: Any) -> str:
-    """Control characters are no characters of HTML."""
+def escape(value: object) -> str:
+    """Escape a value for HTML. Control characters, which HTML does not allow, are replaced."""
     return html.escape(
         re.sub(r"[\x00-\x08\x0b\x0c\x0e-\x1f\x7f\ud800-\udfff]", "\N{REPLACEMENT CHARACTER}", str(value))
     )
 
 
 def text(value: str) -> str:
-    """`words in backticks` become code. [An, interval] and a ± margin stay on one line."""
-    whole = re.sub(r"\[[^\s\]]+, [^\s\]]+\]|\S+ ± \S+", lambda found: found[0].replace(" ", NO_BREAK), escape(value))
+    """Escape a text: `words in backticks` become code, [an, interval] and a ± margin stay on one line."""
+    whole = re.sub(r"\[[^\s\]]+, [^\s\]]+\]|\S+ ± \S+", lambda match: match[0].replace(" ", NO_BREAK), escape(value))
     return re.sub(r"`([^`\n]+)`", r"<code>\1</code>", whole)
 
 
@@ -118,7 +122,7 @@ def _badge(verdict: Verdict) -> str:
 
 
 def _overview(page: Page, anchors: Sequence[str]) -> str:
-    """On a phone a row becomes a card; the roles keep it a table for those who hear it."""
+    """Return the table of all findings. On a phone a row becomes a card; roles keep it a table for screen readers."""
     if not page.findings:
         return ""
     compared = any(finding.paper for finding in page.findings)
@@ -147,7 +151,7 @@ def _overview(page: Page, anchors: Sequence[str]) -> str:
 
 
 def _finding(finding: Finding, anchor: str, drawn: Mapping[int, Drawn]) -> str:
-    pictures = [_picture(one, drawn[id(one)]) for one in finding.illustrations]
+    pictures = [_picture(picture, drawn[id(picture)]) for picture in finding.illustrations]
     beside = _list("Not the paper's recipe", "deviations", finding.deviations)
     notes = _list("Notes", "notes", finding.notes)
     if pictures and (beside or len(pictures) == 1):
@@ -203,7 +207,7 @@ def _picture(illustration: Illustration, drawn: Drawn) -> str:
 
 
 def _numbers(illustration: Illustration) -> str:
-    """The data itself, unless it is long: a page that was sent on alone still has it."""
+    """Return the data of a figure as a table, unless it is long: a page without its files still has it."""
     if not 0 < len(illustration.rows) <= ROWS:
         return ""
     rows = [tuple(map(_number, row)) for row in illustration.rows]
@@ -211,12 +215,12 @@ def _numbers(illustration: Illustration) -> str:
     return f"<details>\n<summary>The numbers</summary>\n{table}\n</details>\n"
 
 
-def _number(value: Any) -> str:
+def _number(value: Cell) -> str:
     return "" if value is None else f"{value:.5g}" if isinstance(value, float) else str(value)
 
 
 def _table(table: Table) -> str:
-    """In a box that scrolls by itself when it is wider than the page."""
+    """Return a table in a box that scrolls by itself when it is wider than the page."""
     rows = []
     for row in table.rows:
         first, *others = (escape(cell) for cell in row)

@@ -1,4 +1,4 @@
-"""What was measured of several models, as findings: like beside like, and paired where the documents are the same."""
+"""Findings of measurements: models with the same settings side by side, paired where the documents are the same."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ Named = tuple[str, Results]
 
 
 def measured_findings(results: Sequence[Named]) -> list[Finding]:
-    """A finding for every measurement with the same settings. What cannot be shown says why, and the rest is shown."""
+    """Make a finding of the results of each measurement and settings. Results that cannot be shown say why."""
     groups: dict[str, list[Named]] = {}
-    for name, one in results:
-        groups.setdefault(json.dumps([one.measurement, one.settings], sort_keys=True), []).append((name, one))
+    for name, result in results:
+        groups.setdefault(json.dumps([result.measurement, result.settings], sort_keys=True), []).append((name, result))
     findings = []
     for group in groups.values():
         try:
@@ -32,6 +32,7 @@ def measured_findings(results: Sequence[Named]) -> list[Finding]:
 
 
 def failed(what: str, why: str) -> Finding:
+    """Make the finding of something that cannot be shown, with the reason."""
     return Finding(what, what, "Its results could not be shown.", "no result", "", "failed", why)
 
 
@@ -39,20 +40,20 @@ def _finding(group: list[Named]) -> Finding:
     first = group[0][1]
     kind = find(first.measurement)
     measurement = from_json(kind, first.settings, "settings")
-    done = [(name, one) for name, one in group if one.summary is not None]
+    done = [(name, result) for name, result in group if result.summary is not None]
     description = (kind.__doc__ or "").strip().splitlines()[0]
     notes = [
-        f"{name}: {len(one.units):,} of {one.planned:,} documents or samples; `sdm eval {one.measurement} "
-        f"{one.model.get('path', 'MODEL')}` measures the rest"
-        for name, one in group
-        if not one.complete
+        f"{name}: {len(result.units):,} of {result.planned:,} documents or samples; `sdm eval {result.measurement} "
+        f"{result.model.get('path', 'MODEL')}` measures the rest"
+        for name, result in group
+        if not result.complete
     ]
     if not done:
         why = "Nothing has been measured yet."
         return Finding(
             first.measurement, first.measurement, description, "no result", "", "missing", why, notes=(*notes,)
         )
-    report = measurement.report({name: one.summary for name, one in done if one.summary is not None})
+    report = measurement.report({name: result.summary for name, result in done if result.summary is not None})
     tables = [*report.tables]
     if len(done) > 1:
         try:
@@ -83,14 +84,14 @@ def _prefixed(measurement: str, name: str) -> str:
 
 
 def _headline(measurement: Measurement, done: list[Named]) -> str:
-    """The mean of the first quantity that all models have, with its interval over documents."""
-    pairs = {name: measurement.pairs(one.units) for name, one in done}
-    shared = [quantity for quantity in next(iter(pairs.values())) if all(quantity in one for one in pairs.values())]
+    """Write the mean of the first quantity that all models have, with its interval over documents."""
+    pairs = {name: measurement.pairs(result.units) for name, result in done}
+    shared = [quantity for quantity in next(iter(pairs.values())) if all(quantity in pair for pair in pairs.values())]
     if not shared:
         return "see the table"
     parts = []
-    for name, one in pairs.items():
-        values, weights = zip(*one[shared[0]].values(), strict=True)
+    for name, quantities in pairs.items():
+        values, weights = zip(*quantities[shared[0]].values(), strict=True)
         mean = weighted_mean(values, weights)
         interval = "" if mean.low is None or mean.high is None else f" [{mean.low:.4g}, {mean.high:.4g}]"
         parts.append(f"{name} {mean.value:.4g}{interval}")
@@ -98,7 +99,7 @@ def _headline(measurement: Measurement, done: list[Named]) -> str:
 
 
 def _settings(measurement: Measurement, results: Results) -> list[str]:
-    """Those that are not the measurement's own choice."""
+    """Write the settings that are not the default."""
     plain = to_json(type(measurement)())
     chosen = {key: value for key, value in results.settings.items() if value != plain.get(key)}
     shown = ", ".join(f"{key} = {json.dumps(value)}" for key, value in chosen.items())

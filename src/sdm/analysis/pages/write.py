@@ -1,4 +1,4 @@
-"""A page as files: report.html, and beside it every figure as PNG and SVG and its data as CSV."""
+"""Write a page as files: report.html, and beside it every figure as PNG and SVG and its data as CSV."""
 
 from __future__ import annotations
 
@@ -8,13 +8,13 @@ import io
 import re
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 from matplotlib.figure import Figure
 
 from sdm.analysis.draw import draw, render
 from sdm.analysis.pages.markup import Drawn, distinct, document
 from sdm.analysis.pages.page import Illustration, Page
+from sdm.evaluation.report import Cell
 from sdm.files import new_file
 
 REPORT = "report.html"
@@ -22,14 +22,17 @@ LARGEST = 3_000_000  # bytes of the page
 
 
 def write_page(page: Page, folder: Path) -> Path:
-    """Write report.html and its files into a folder, which may hold others; files of the same names are replaced.
+    """Write report.html and its files into a folder. Other files in the folder stay.
 
-    All files are written in full before the first takes its name: when the disk is full or may not be written to, what
-    was there before is there still. An illustration that cannot be drawn is shown as its fault.
+    All files are written in full before the first takes its name, so that a full disk leaves what was there. A figure
+    that cannot be drawn is shown as its error.
+
+    Returns:
+        The path of report.html.
     """
     drawn = _draw_all(page)
     text = _fitting(page, drawn)
-    files = {REPORT: text} | {name: data for one in drawn.values() for name, data in one.files.items()}
+    files = {REPORT: text} | {name: data for picture in drawn.values() for name, data in picture.files.items()}
     with _made_folders(*{(folder / name).parent for name in files}), contextlib.ExitStack() as stack:
         for name, data in files.items():  # the last takes its name first: the page comes after what it links to
             stack.enter_context(new_file(folder / name)).write_bytes(data)
@@ -37,10 +40,10 @@ def write_page(page: Page, folder: Path) -> Path:
 
 
 def _draw_all(page: Page) -> dict[int, Drawn]:
-    """By the identity of the illustration."""
+    """Draw all illustrations, by their identity."""
     taken: set[str] = set()
     drawn: dict[int, Drawn] = {}
-    for illustration in (one for finding in page.findings for one in finding.illustrations):
+    for illustration in (picture for finding in page.findings for picture in finding.illustrations):
         if id(illustration) not in drawn:
             drawn[id(illustration)] = _draw(illustration, distinct(illustration.name, taken))
     return drawn
@@ -57,15 +60,15 @@ def _draw(illustration: Illustration, stem: str) -> Drawn:
 
 
 def _fitting(page: Page, drawn: dict[int, Drawn]) -> bytes:
-    """The page with its figures as SVG; while it is too large, the largest become PNG where that is smaller."""
+    """Return the page with figures as SVG; while it is too large, the largest become PNG where that is smaller."""
     while True:
         text = document(page, drawn).encode()
         if len(text) <= LARGEST:
             return text
         gains = {
-            key: len(one.shown) - len(one.files[f"figures/{one.stem}.png"])
-            for key, one in drawn.items()
-            if not one.fault and one.kind == "svg"
+            key: len(picture.shown) - len(picture.files[f"figures/{picture.stem}.png"])
+            for key, picture in drawn.items()
+            if not picture.fault and picture.kind == "svg"
         }
         key = max(gains, key=gains.__getitem__, default=None)
         if key is None or gains[key] <= 0:
@@ -74,6 +77,7 @@ def _fitting(page: Page, drawn: dict[int, Drawn]) -> bytes:
 
 
 def csv_text(illustration: Illustration) -> str:
+    """Return the data of an illustration as CSV."""
     file = io.StringIO()
     writer = csv.writer(file, lineterminator="\n")
     writer.writerow(map(_cell, illustration.columns))
@@ -81,8 +85,8 @@ def csv_text(illustration: Illustration) -> str:
     return file.getvalue()
 
 
-def _cell(value: Any) -> Any:
-    """Numbers with all their digits. Text that a spreadsheet would take for a formula is marked as text."""
+def _cell(value: Cell) -> Cell:
+    """Keep all digits of numbers, and mark text that a spreadsheet would take for a formula as text."""
     if isinstance(value, str) and re.match(r"[=+@\t\r]|-(?![\d.])", value):
         return f"'{value}"
     return "" if value is None else value
@@ -90,7 +94,7 @@ def _cell(value: Any) -> Any:
 
 @contextlib.contextmanager
 def _made_folders(*folders: Path) -> Iterator[None]:
-    """Folders that are there; those that were not go again if the block fails, unless something is in them."""
+    """Make folders for a block; if it fails, remove those that were not there before and are empty."""
     new = sorted({part for folder in folders for part in (folder, *folder.parents) if not part.exists()}, reverse=True)
     try:
         for folder in folders:

@@ -13,7 +13,7 @@ import pytest
 
 import browser
 from sdm.analysis.pages import Page
-from sdm.analysis.pages.runs import expand, runs_page
+from sdm.analysis.pages.run_page import expand, runs_page
 from sdm.cli import main
 from sdm.errors import UserError
 from sdm.files import read_checked_json, write_checked_json
@@ -100,6 +100,20 @@ def test_damage_is_shown_and_hides_nothing_else(folder: Path) -> None:
     assert faults.keys() == {"nll", "sdm"}
     assert "unknown" in faults["nll"]
     assert "is damaged" in faults["sdm"]
+
+
+def test_absurd_metrics_are_named_and_the_rest_is_drawn(folder: Path) -> None:
+    file = folder / "sdm" / "metrics.jsonl"
+    text = f'{file.read_text()}{{"step": 9, "loss": 1e300, "seconds": {"9" * 400}}}\n{{"step": 1e999, "loss": 1.0}}\n'
+    file.write_text(text + '{"step": 10, "loss": Infinity, "tokens_per_second": -1e-320}\n')
+    page = page_of(folder / "sdm")
+    assert verdicts(page)["training"] == "measured"
+    (fault,) = [finding.why for finding in page.findings if finding.verdict == "failed"]
+    assert fault == f"{file} has 2 numbers beyond 1e+30, which are not shown"
+    main(["report", str(folder / "sdm")])
+    words = (folder / "sdm" / "report" / "report.html").read_text()
+    assert "could not be drawn" not in words
+    assert "1e+300" not in words
 
 
 def test_other_settings_are_not_put_side_by_side(folder: Path) -> None:
