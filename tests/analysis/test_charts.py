@@ -11,10 +11,11 @@ from matplotlib.colors import to_rgb
 
 import sdm
 from sdm.analysis import charts
-from sdm.analysis.access import KeyUse, probe_access
 from sdm.analysis.draw import draw
 from sdm.analysis.scaling import fit_power_law
 from sdm.analysis.style import COLORS, architecture, styles
+from sdm.evaluation.memory_access import KeyUse, probe_access
+from sdm.evaluation.probe import cumulative_mass_chart, effective_keys_chart
 from sdm.evaluation.report import Chart, Grid, Point, Violins
 
 CURVES = {
@@ -90,7 +91,7 @@ def test_models_without_slots_are_level_lines() -> None:
 
 
 def test_mass_and_effective_keys_of_both_sides(uses: dict[str, dict[str, KeyUse]]) -> None:
-    write, read = charts.cumulative_mass_chart(uses).charts
+    write, read = cumulative_mass_chart(uses).charts
     assert isinstance(write, Chart)
     assert isinstance(read, Chart)
     assert list(read.curves) == ["SDM, k = 6", "all keys alike"]
@@ -99,12 +100,12 @@ def test_mass_and_effective_keys_of_both_sides(uses: dict[str, dict[str, KeyUse]
     assert [point.y for point in points] == pytest.approx(uses["SDM"]["write"].mass.tolist())
     assert points[-1].y == pytest.approx(1)
     assert read.curves["all keys alike"] == [Point(1, 1 / 6), Point(6, 1)]
-    violins = charts.effective_keys_chart(uses).charts[1]
+    violins = effective_keys_chart(uses).charts[1]
     assert isinstance(violins, Violins)
     (violin,) = violins.violins.values()
     assert (violin.mean, violin.median) == (uses["SDM"]["read"].effective_mean, uses["SDM"]["read"].effective_median)
     assert sum(violin.counts) == 60
-    assert len(draw(charts.effective_keys_chart(uses)).axes) == 2
+    assert len(draw(effective_keys_chart(uses)).axes) == 2
 
 
 def test_utilisation_has_a_curve_for_each_run_in_each_panel() -> None:
@@ -196,7 +197,7 @@ def test_colours_differ_in_brightness_or_hue() -> None:
     [
         lambda: charts.scaling_chart({}, {}),
         lambda: charts.utilisation_chart({"GDN": [{"step": 1, "loss": 3.0}]}),
-        lambda: charts.cumulative_mass_chart({}),
+        lambda: cumulative_mass_chart({}),
         lambda: draw(charts.recall_chart({"SDM": []})),
     ],
 )

@@ -6,6 +6,7 @@ import dataclasses
 import json
 import os
 import re
+import shutil
 import signal
 import subprocess
 import sys
@@ -18,6 +19,7 @@ from evaluation.conftest import other_model, save_model
 from processes import stop
 from sdm.cli import main
 from sdm.evaluation.registry import MEASUREMENTS
+from sdm.files import write_checked_json
 from tiny_models import tiny_model
 from training.runs import text_run, train
 
@@ -70,9 +72,51 @@ def test_results_belong_to_the_run(places: Path, capsys: pytest.CaptureFixture[s
     figures = places / "run" / "evaluations" / "position" / "figures"
     assert {file.name for file in figures.iterdir()} == {"position.png", "perplexity.png", "context-gain.png"}
     before = (figures.parent / "results.json").read_bytes()
-    message = refused("position", "run", "--length", 41)
-    assert "run/evaluations/position are of other settings: settings.length was 40 and is 41" in message
+    run_eval("position", "run", "--length", 41)
+    said = capsys.readouterr()
+    assert "run/evaluations/position holds results of other settings" in said.err
+    assert "settings.length was 40 and is 41" in said.err
+    beside = next(places.glob("run/evaluations/position-*"))
+    assert f"run/evaluations/{beside.name}/results.json" in said.out
     assert (figures.parent / "results.json").read_bytes() == before
+    assert (beside / "figures" / "position.png").is_file()
+
+
+def test_five_models(places: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """A row per model, and differences to the first only, unless they are asked for."""
+    names = ["sdm", "llama", "three", "four", "five"]
+    for name in names[2:]:
+        shutil.copytree("llama", name)
+    arguments = ["position", *names, "--data", "held-out", "--length", "40", "--first-bin", "8", "--output", "out"]
+    run_eval(*arguments)
+    said = capsys.readouterr().out
+    assert len(said.splitlines()) < 80
+    pairs = set(re.findall(r"(\w+) - (\w+) ", said))
+    assert pairs == {(name, "sdm") for name in names[1:]}
+    assert len(re.findall(r"^ *sdm +\d\.\d{4}", said, re.MULTILINE)) == 1
+    run_eval("compare", *(f"out/{name}" for name in names), "--baseline", "four", "--output", "compared")
+    assert set(re.findall(r"(\w+) - (\w+) ", capsys.readouterr().out)) == {(x, "four") for x in names if x != "four"}
+    run_eval("compare", *(f"out/{name}" for name in names), "--pairs", "all")
+    assert len(set(re.findall(r"(\w+) - (\w+) ", capsys.readouterr().out))) == 10
+    assert "--baseline: there is no model 'for'; did you mean four?" in refused(
+        "compare", "out/sdm", "out/four", "--baseline", "for"
+    )
+
+
+def test_results_that_cannot_be_compared(places: Path) -> None:
+    run_eval("nll", "sdm", "--data", "held-out", "--output", "nll")
+    run_eval("position", "sdm", "--data", "held-out", "--length", 20, "--output", "position")
+    message = refused("compare", "nll", "position")
+    assert "cannot be compared: measurement is 'nll' for nll and 'position' for position" in message
+    shutil.copytree("nll", "other")
+    results = json.loads(Path("other/results.json").read_text())
+    del results["sha256"]
+    write_checked_json(Path("other/results.json"), results | {"units": {"a": 3}})
+    assert "other/results.json is damaged: the result of a unit must be an object" in refused("compare", "nll", "other")
+    write_checked_json(Path("other/results.json"), results | {"summary": {"sources": ["code"]}})
+    assert "the content of these results is not that of sdm eval nll" in refused("compare", "nll", "other")
+    write_checked_json(Path("other/results.json"), results | {"units": {key: {} for key in results["units"]}})
+    assert "the content of these results is not that of sdm eval nll" in refused("compare", "nll", "other")
 
 
 def test_limit(places: Path, capsys: pytest.CaptureFixture[str]) -> None:

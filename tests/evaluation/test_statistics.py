@@ -66,5 +66,5 @@ def test_differences_are_paired(folders: dict[str, Path], texts: Path, tmp_path:
     assert table is not None
     assert table.rows[0][0] == "b - a"
     second.settings["context"] = 7
-    with pytest.raises(UserError, match=r"settings\.context is None for one and 7 for the other"):
+    with pytest.raises(UserError, match=r"settings\.context is None for the first and 7 for the second"):
         compare(measurement, first, second)

@@ -11,10 +11,9 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 
-from sdm.analysis.access import SIDES, KeyUse
 from sdm.analysis.scaling import PowerLaw
 from sdm.analysis.style import architecture
-from sdm.evaluation.report import Chart, Grid, HeatMap, Look, Point, Reference, Rows, Violin, Violins
+from sdm.evaluation.report import Chart, Grid, HeatMap, Look, Point, Reference, Rows
 from sdm.models import SDMConfig, cost, ladder
 from sdm.models.layer_cost import LayerCost
 from sdm.models.layer_types import LAYER_TYPES
@@ -24,8 +23,6 @@ Metrics = Mapping[str, Sequence[Mapping[str, float]]]
 """By the name of the run, the lines of its metrics (`Run.metrics()`)."""
 Series = Mapping[str, Sequence[tuple[float, float]]]
 """By the name of the run or the model, (x, y) pairs."""
-Uses = Mapping[str, Mapping[str, KeyUse]]
-"""By the name of the model, the use of its "write" and of its "read" keys."""
 
 POSITION = "position in the document (tokens)"
 CONTEXT = "context (tokens)"
@@ -33,7 +30,6 @@ NATS = "nats per token"
 ZERO = Reference(0.0)
 CONTEXTS = [2**exponent for exponent in range(10, 21)]
 LINE_POINTS = 100  # of a fitted line
-ALIKE = "all keys alike"
 
 
 def position_points(positions: Sequence[Mapping[str, float]], quantity: str = "nll") -> list[Point]:
@@ -141,44 +137,6 @@ def write_read_chart(cells: Mapping[tuple[int, int], Point], name: str = "writes
 def differences_chart(values: Mapping[str, Point], label: str, name: str = "differences", title: str = "") -> Rows:
     """Paired differences with their intervals, a row each."""
     return Rows(name, title, label, values)
-
-
-def cumulative_mass_chart(uses: Uses, name: str = "cumulative_mass") -> Grid:
-    """C(m), the mass of the m heaviest keys: mean over tokens, with the range from the 10% to the 90% quantile."""
-    if not uses:
-        raise ValueError("uses must have at least one model")
-    return Grid(name, "", [_mass_panel(uses, side) for side in SIDES], width=2)
-
-
-def effective_keys_chart(uses: Uses, name: str = "effective_keys") -> Grid:
-    """u(p), the effective keys of a token as a proportion of k: the distribution over tokens, heads and layers."""
-    charts = []
-    for side in SIDES:
-        violins = {
-            f"{model}\nk = {use[side].keys}": Violin(
-                use[side].effective_counts.tolist(), use[side].effective_mean, use[side].effective_median
-            )
-            for model, use in uses.items()
-        }
-        charts.append(Violins(f"{name}-{side}", f"{side.capitalize()} keys", "effective keys / k of a token", violins))
-    return Grid(name, "", charts, width=2)
-
-
-def _mass_panel(uses: Uses, side: str) -> Chart:
-    curves: dict[str, Sequence[Point]] = {}
-    for model, use in uses.items():
-        key_use = use[side]
-        bands = zip(key_use.mass, key_use.mass_low, key_use.mass_high, strict=True)
-        curves[f"{model}, k = {key_use.keys}"] = [
-            Point(m, float(mean), float(low), float(high)) for m, (mean, low, high) in enumerate(bands, start=1)
-        ]
-    most = max((use[side].keys for use in uses.values()), default=1)
-    looks = {name: Look(model) for name, model in zip(curves, uses, strict=True)}
-    curves[ALIKE] = [Point(1, 1 / most), Point(most, 1)]
-    looks[ALIKE] = Look(kind="reference")
-    y = "cumulative mass C(m), p10 to p90"
-    title = f"{side.capitalize()} keys"
-    return Chart(f"cumulative_mass-{side}", title, "m heaviest keys of a token", y, curves, percent=True, looks=looks)
 
 
 def loss_chart(trained: Series, held_out: Series, name: str = "training") -> Chart:

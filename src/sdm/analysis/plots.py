@@ -10,6 +10,7 @@ from matplotlib.figure import Figure
 from sdm.analysis import charts
 from sdm.analysis.charts import position_points
 from sdm.analysis.draw import draw, save
+from sdm.evaluation import probe
 from sdm.evaluation.report import Point
 
 __all__ = ["Point", "position_points", "save"]
@@ -51,12 +52,12 @@ def differences_figure(differences: Mapping[str, tuple[float, float | None, floa
     return draw(charts.differences_chart({name: Point(0, *values) for name, values in differences.items()}, label))
 
 
-def cumulative_mass_figure(uses: charts.Uses) -> Figure:
-    return draw(charts.cumulative_mass_chart(uses))
+def cumulative_mass_figure(uses: probe.Uses) -> Figure:
+    return draw(probe.cumulative_mass_chart(uses))
 
 
-def effective_keys_figure(uses: charts.Uses) -> Figure:
-    return draw(charts.effective_keys_chart(uses))
+def effective_keys_figure(uses: probe.Uses) -> Figure:
+    return draw(probe.effective_keys_chart(uses))
 
 
 def utilisation_figure(metrics: charts.Metrics) -> Figure:

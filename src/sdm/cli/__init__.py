@@ -61,6 +61,6 @@ def main(arguments: list[str] | None = None) -> None:
 
 
 def _parse(kind: type[Command], arguments: list[str]) -> Command:
-    if kind in (Train, Eval):  # which options there are depends on the recipe or the measurement
+    if kind in (Train, Eval, Probe):  # which options there are depends on the recipe or the measurement
         return kind.parse(arguments[1:])
     return tyro.extras.subcommand_cli_from_dict(COMMANDS, prog="sdm", description=DESCRIPTION, args=arguments)

@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 import torch
 import tyro
 
-from sdm.analysis.report import draw_all, rich_table
+from sdm.analysis.draw import draw, save
+from sdm.analysis.tables import rich_table
 from sdm.cli.command import Command
 from sdm.cli.display import show
 from sdm.cli.eval_progress import progress
@@ -19,9 +21,9 @@ from sdm.errors import UserError
 from sdm.evaluation.eval_model import EvalModel, Precision, default_device, open_model
 from sdm.evaluation.measurement import Measurement
 from sdm.evaluation.registry import find, listing
-from sdm.evaluation.results import FILE, Results, check_same, read_results
-from sdm.evaluation.runner import evaluate, settings_of
-from sdm.evaluation.statistics import comparison_table
+from sdm.evaluation.results import FILE, Results, read_results, results_folder
+from sdm.evaluation.runner import evaluate
+from sdm.evaluation.statistics import ComparedPairs, check_comparable, comparison_table
 from sdm.models.fields import documented_fields
 from sdm.ranks import join
 from sdm.run import Run
@@ -32,9 +34,11 @@ USAGE = """usage: sdm eval NAME MODEL [MODEL ...] [--OPTION VALUE ...]
 
 NAME is one of these; `sdm eval NAME --help` lists its options.
 MODEL is a run's folder, or that of any causal language model that transformers loads.
-Results go into the run's folder, evaluations/NAME, or where --output says."""
+Results go into the run's folder, evaluations/NAME, or where --output says; results of other settings that are there
+stay, and the new ones go beside them."""
 
 COMPARE = "compare"
+FigureFormat = Literal["png", "svg", "pdf"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -54,8 +58,15 @@ class EvalOptions(Command):
     """"cpu", "cuda", ...; "auto" takes a GPU if there is one."""
     precision: Precision = "auto"
     """Of the weights; "auto": as they were saved."""
+    baseline: str | None = None
+    """The model that the others are compared with, by its name in the tables; none: the first."""
+    pairs: ComparedPairs = "baseline"
+    """Compare every model with the baseline, or every two models (all)."""
+    formats: tuple[FigureFormat, ...] = ("png",)
+    """File formats of figures: png, svg, pdf."""
 
     def run(self) -> None:
+        """Measure the models, print tables and write figures."""
         places = self.places()
         device = default_device() if self.device == "auto" else self.device
         ranks = join(torch.device(device))
@@ -63,11 +74,10 @@ class EvalOptions(Command):
             models = self._models(places, device)
             results = evaluate(self.name, self.settings, models, self.limit, listener, ranks)
         if ranks.first:
-            self._report([(name, one) for (name, _, _), one in zip(places, results, strict=True)], places)
+            self._report(places, results)
 
     def places(self) -> list[tuple[str, Path, Path]]:
-        """For each model what it is called, where it is and where its results go. Whether other results stand there is
-        found out before anything is loaded."""
+        """For each model its name in tables, its folder, and the wanted folder of its results."""
         names = distinct_names(self.models)
         places = []
         for name, path in zip(names, self.models, strict=True):
@@ -78,9 +88,6 @@ class EvalOptions(Command):
                 folder = run.evaluations / self.name
             else:
                 raise UserError(f"--output: {str(path)!r} is no run's folder; say where the results are to go")
-            if (folder / FILE).exists():
-                before = read_results(folder).identity()
-                check_same(folder, before, before | {"measurement": self.name, "settings": settings_of(self.settings)})
             places.append((name, path, folder))
         return places
 
@@ -88,11 +95,14 @@ class EvalOptions(Command):
         for name, path, folder in places:
             yield open_model(path, device, self.precision, name), folder
 
-    def _report(self, results: list[tuple[str, Results]], places: list[tuple[str, Path, Path]]) -> None:
-        report_results(self.settings, results, places[0][2] if len(places) == 1 else self.output)
-        if not all(one.complete for _, one in results):
+    def _report(self, places: list[tuple[str, Path, Path]], results: list[Results]) -> None:
+        folders = [results_folder(folder, one.identity()) for (_, _, folder), one in zip(places, results, strict=True)]
+        named = [(name, one) for (name, _, _), one in zip(places, results, strict=True)]
+        figures = folders[0] if len(folders) == 1 else self.output
+        report_results(self.settings, named, figures, self.baseline, self.pairs, self.formats)
+        if not all(one.complete for one in results):
             print(f"As --limit {self.limit} asks; without it the rest is measured.")
-        for _, _, folder in places:
+        for folder in folders:
             print(folder / FILE)
 
 
@@ -104,27 +114,67 @@ class CompareOptions(Command):
     """Folders with a results.json, or such files."""
     output: Path | None = None
     """A folder for figures."""
+    baseline: str | None = None
+    """The model that the others are compared with, by its name in the tables; none: the first."""
+    pairs: ComparedPairs = "baseline"
+    """Compare every model with the baseline, or every two models (all)."""
+    formats: tuple[FigureFormat, ...] = ("png",)
+    """File formats of figures: png, svg, pdf."""
 
     def run(self) -> None:
+        """Print tables of the results and write figures."""
         if len(self.results) < 2:
             raise UserError("compare takes two results or more")
-        found = [read_results(path) for path in self.results]
-        models = [Path(one.model["path"]) for one in found]
+        results = [read_results(path) for path in self.results]
+        check_comparable([(str(path), one) for path, one in zip(self.results, results, strict=True)])
+        models = [Path(str(one.model.get("path", path))) for path, one in zip(self.results, results, strict=True)]
         # One model may have been measured twice, as a run that was trained on.
         names = distinct_names(models if len(set(models)) == len(models) else list(self.results))
-        measurement = from_json(find(found[0].measurement), found[0].settings, "settings")
-        report_results(measurement, list(zip(names, found, strict=True)), self.output)
+        measurement = from_json(find(results[0].measurement), results[0].settings, "settings")
+        named = list(zip(names, results, strict=True))
+        # The files have their checksums, but another program may have written them.
+        with _explained_content(results[0].measurement):
+            report_results(measurement, named, self.output, self.baseline, self.pairs, self.formats)
 
 
-def report_results(measurement: Measurement, results: list[tuple[str, Results]], figures: Path | None) -> None:
-    """Tables in the terminal, figures beside the results."""
+@contextlib.contextmanager
+def _explained_content(measurement: str) -> Iterator[None]:
+    try:
+        yield
+    except UserError:
+        raise
+    except (LookupError, TypeError, ValueError, AttributeError, ArithmeticError) as error:
+        raise UserError(
+            f"the content of these results is not that of sdm eval {measurement}: {type(error).__name__}: {error}; "
+            "measure them again"
+        ) from error
+
+
+def report_results(
+    measurement: Measurement,
+    results: list[tuple[str, Results]],
+    figures: Path | None,
+    baseline: str | None = None,
+    pairs: ComparedPairs = "baseline",
+    formats: tuple[FigureFormat, ...] = ("png",),
+) -> None:
+    """Print tables of results and their paired differences, and draw figures.
+
+    Args:
+        measurement: the measurement that the results are of.
+        results: results by the name of the model.
+        figures: the folder in which a folder for figures is made; None: no figures.
+        baseline: the model that the others are compared with; None: the first.
+        pairs: "baseline" or "all", as `comparison_table` takes it.
+        formats: file formats of the figures.
+    """
     summaries = {name: one.summary for name, one in results if one.summary is not None}
     for name, one in results:
         if one.summary is None:
             raise UserError(f"{name}: nothing has been measured yet")
     report = measurement.report(summaries)
     tables = [*report.tables]
-    comparison = comparison_table(measurement, results) if len(results) > 1 else None
+    comparison = comparison_table(measurement, results, baseline, pairs) if len(results) > 1 else None
     if comparison is not None:
         tables.append(comparison)
     show(*(rich_table(table) for table in tables))
@@ -134,8 +184,9 @@ def report_results(measurement: Measurement, results: list[tuple[str, Results]],
         if not one.complete:
             print(f"{name}: {len(one.units):,} of {one.planned:,} documents or samples")
     if figures is not None:
-        for path in draw_all(report.charts, figures / "figures"):
-            print(path)
+        for chart in report.charts:
+            for kind in formats if not chart.is_empty() else ():
+                print(save(draw(chart), figures / "figures" / f"{chart.name}.{kind}"))
 
 
 def distinct_names(paths: tuple[Path, ...] | list[Path]) -> list[str]:
@@ -152,6 +203,7 @@ def distinct_names(paths: tuple[Path, ...] | list[Path]) -> list[str]:
 
 
 def parse(arguments: list[str]) -> Command:
+    """Parse the arguments of `sdm eval`: which options there are depends on the measurement."""
     if not arguments or arguments[0] in ("-h", "--help"):
         print(f"{USAGE}\n\n{listing()}")
         raise SystemExit(0)

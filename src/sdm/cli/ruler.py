@@ -38,6 +38,7 @@ class Ruler(Command):
     """Leave out lengths that a task does not fit into, instead of refusing."""
 
     def run(self) -> None:
+        """Write the samples, with progress on standard error."""
         from sdm.cli.eval_progress import progress
         from sdm.data.tokenization import ByteTokenizer
         from sdm.evaluation.foreign import open_tokenizer

@@ -36,6 +36,7 @@ class HeldOut:
 
     @property
     def name(self) -> str:
+        """Name of the source."""
         return self.source.name
 
     def documents(self) -> Iterator[Document]:
@@ -55,6 +56,7 @@ class HeldOut:
         return prepare_tokens(self.source, tokenizer, split, *fractions, self.cache_dir)
 
     def manifest(self) -> dict[str, Any]:
+        """Source and split as JSON, for results."""
         return {
             "source": self.name,
             "split": self.split,
@@ -110,6 +112,7 @@ class Reader:
         self._rest: Iterator[Document] = iter(())
 
     def document(self, number: int) -> Document:
+        """Return the document of a number."""
         if self._next == 0 or number < self._next:
             self._rest, self._next = self._held_out.documents(), 0
         for document in self._rest:

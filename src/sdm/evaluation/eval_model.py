@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 from collections.abc import Sequence
 from functools import cached_property
@@ -13,23 +14,24 @@ from torch import Tensor
 
 from sdm.data.tokenization import Tokenizer, load_tokenizer
 from sdm.errors import UserError
-from sdm.evaluation.foreign import has_tokenizer, open_tokenizer
+from sdm.evaluation.foreign import has_tokenizer, is_length_dependent, load_foreign_model, open_tokenizer
 from sdm.evaluation.inference import CACHES, Generator, Past, Scorer, Stream, cache_tensors, likeliest
 from sdm.files import explained, read_json
 from sdm.models import SDMConfig, SDMForCausalLM, cost
 from sdm.models.fingerprint import checksum
-from sdm.models.saved_folder import CONFIG, no_progress_bar
+from sdm.models.saved_folder import CONFIG
 from sdm.run import Run
 from sdm.run.model import SavedModel
 
 Precision = Literal["auto", "float32", "bfloat16", "float16"]
+# Fields of a configuration that change no number; the precision has an entry of its own in the fingerprint.
+_NO_NUMBERS = ("_name_or_path", "architectures", "auto_map", "dtype", "torch_dtype", "transformers_version")
 
 
 class EvalModel:
-    """A model that can be asked for likelihoods, the likeliest tokens and answers, and its tokenizer.
+    """A model that gives likelihoods, the likeliest tokens and answers, with its tokenizer.
 
-    Token ids are plain lists or tensors on any device. A text begins a document: what the model sees before it is
-    `start_id`.
+    Token ids are plain lists or tensors on any device. A text begins a document: the model sees `start_id` before it.
     """
 
     def __init__(self, name: str, path: Path, model: Any, tokenizer_folder: Path, run: Run | None) -> None:
@@ -39,15 +41,22 @@ class EvalModel:
 
     @property
     def device(self) -> torch.device:
+        """Device of the weights."""
         return self.model.device
 
     @property
     def is_ours(self) -> bool:
+        """Whether the model is of this library."""
         return isinstance(self.model, SDMForCausalLM)
+
+    @cached_property
+    def is_length_dependent(self) -> bool:
+        """Whether documents must be scored whole and alone (`sdm.evaluation.foreign.is_length_dependent`)."""
+        return not self.is_ours and is_length_dependent(self.model.config)
 
     @property
     def vocab_size(self) -> int:
-        """Ids that the model takes; the tokenizer may have fewer."""
+        """Number of ids that the model takes; the tokenizer may have fewer."""
         return self.model.get_input_embeddings().weight.shape[0]
 
     @property
@@ -57,29 +66,29 @@ class EvalModel:
         limit = getattr(config, "max_position_embeddings", None)
         return limit if isinstance(limit, int) and 0 < limit < 2**40 else None
 
-    def check_length(self, tokens: int, what: str) -> None:
-        """Raise unless the model takes a stream of so many tokens. `what` names it and what to do about it."""
+    def check_length(self, tokens: int, advice: str) -> None:
+        """Raise a UserError that ends in `advice` unless the model takes a stream of so many tokens."""
         limit = self.context_limit
         if limit is not None and tokens > limit:
-            raise UserError(f"{self.name} takes at most {limit} tokens, got {tokens}: {what}")
+            raise UserError(f"{self.name} takes at most {limit} tokens, got {tokens}: {advice}")
 
     @cached_property
     def tokenizer(self) -> Tokenizer:
-        """The tokenizer, or an error that says that there is none."""
+        """The tokenizer beside the model; a UserError if there is none."""
         if not has_tokenizer(self.tokenizer_folder):
             raise UserError(
                 f"{self.name} has no tokenizer in {self.tokenizer_folder}, which measuring on text needs; copy it "
                 "there, or take a measurement of token ids, such as recall"
             )
-        # Runs know theirs by its checksums, and by tokens that they have in the cache.
+        # A run's own tokenizer is known by its checksums, which the token cache uses.
         own = self.is_ours and (self.tokenizer_folder / "tokenizer.json").is_file()
-        found = load_tokenizer(self.tokenizer_folder) if own else open_tokenizer(self.tokenizer_folder)
-        if found.vocab_size > self.vocab_size:
+        tokenizer = load_tokenizer(self.tokenizer_folder) if own else open_tokenizer(self.tokenizer_folder)
+        if tokenizer.vocab_size > self.vocab_size:
             raise UserError(
-                f"the tokenizer in {self.tokenizer_folder} has {found.vocab_size} ids, but {self.name} takes "
+                f"the tokenizer in {self.tokenizer_folder} has {tokenizer.vocab_size} ids, but {self.name} takes "
                 f"{self.vocab_size}: it is another model's"
             )
-        return found
+        return tokenizer
 
     @property
     def start_id(self) -> int:
@@ -87,40 +96,50 @@ class EvalModel:
         return self.tokenizer.eos_id
 
     def encode(self, text: str) -> list[int]:
-        """The ids of a text; nothing is added, and the names of special tokens are text like any other."""
+        """Token ids of a text; nothing is added, and names of special tokens are text."""
         return self.tokenizer.encode(text)
 
     def encode_prompt(self, text: str) -> list[int]:
-        """The ids of a text that begins a document."""
+        """Token ids of a text that begins a document."""
         return [self.start_id, *self.encode(text)]
 
     def decode(self, ids: Sequence[int]) -> str:
-        """The text without special tokens."""
+        """Text of token ids, without special tokens."""
         return self.tokenizer.decode(ids)
 
     def nll(
         self, input_ids: Tensor, targets: Tensor, past: Past | None = None, carry: bool = False
     ) -> tuple[Tensor, Past | None]:
-        """[B,T] float32 nats of each target after each token of input_ids [B,T], on the CPU, zero where the target is
-        -100; and with `carry` what the next tokens of the rows go on from."""
-        found, after = self._scorer.nll(input_ids.to(self.device), targets.to(self.device), past, carry)
-        return found.cpu(), after
+        """Compute the negative log-likelihood of targets.
+
+        Args:
+            input_ids: [B,T] tokens.
+            targets: [B,T] the token after each; -100 where there is none.
+            past: the state after earlier tokens of the same rows.
+            carry: whether to return the state after these tokens.
+
+        Returns:
+            [B,T] float32 nats on the CPU, zero where the target is -100; and with `carry` the state.
+        """
+        nats, after = self._scorer.nll(input_ids.to(self.device), targets.to(self.device), past, carry)
+        return nats.cpu(), after
 
     def stream(self) -> Stream:
-        """Rows of tokens to read as generating reads them."""
+        """Begin rows of tokens that are read as generation reads them."""
         return Stream(self.model, self._scorer.continues)
 
     def predict(self, input_ids: Tensor, wanted: Tensor) -> Tensor:
-        """The likeliest next token [n] at the places of input_ids [B,T] where `wanted` [B,T] is True, on the CPU."""
+        """Return the likeliest next token [n] at the places of input_ids [B,T] where `wanted` [B,T] is True."""
         return likeliest(self.model, input_ids, wanted)
 
     def generate(
         self, prompts: Sequence[Sequence[int]], max_new_tokens: int, stop: Sequence[str] = ()
     ) -> list[list[int]]:
-        """The likeliest continuation of each prompt, without what ends it; each the same as by itself.
+        """Generate the likeliest continuation of each prompt, the same as by itself, without the token that ends it.
 
         Args:
             prompts: token ids, of different lengths; they are computed side by side.
+            max_new_tokens: most tokens of an answer.
             stop: texts of which the first ends an answer. The answer holds it.
         """
         if not prompts:
@@ -133,14 +152,14 @@ class EvalModel:
 
         def stopped(ids: list[int]) -> bool:
             text = self.decode(ids)
-            return any(one in text for one in stop)
+            return any(end in text for end in stop)
 
         return self._generator(prompts, max_new_tokens, stopped if stop else None)
 
     def answer(self, prompts: Sequence[str], max_new_tokens: int, stop: Sequence[str] = ()) -> list[str]:
-        """The same from text to text; answers are cut before the first of `stop`."""
+        """Generate from text to text; answers are cut before the first of `stop`."""
         texts = map(self.decode, self.generate([self.encode_prompt(text) for text in prompts], max_new_tokens, stop))
-        return [text[: min((text.find(one) for one in stop if one in text), default=None)] for text in texts]
+        return [text[: min((text.find(end) for end in stop if end in text), default=None)] for text in texts]
 
     def state_elements(self, length: int) -> int | None:
         """Count the numbers that the layers keep after `length` tokens: recurrent states, keys and values, windows.
@@ -157,18 +176,22 @@ class EvalModel:
 
     @cached_property
     def fingerprint(self) -> dict[str, Any]:
-        """What decides the numbers: the weights, in their precision, and the tokenizer."""
-        tensors = self.model.state_dict()
-        tokenizer = self.tokenizer.fingerprint if has_tokenizer(self.tokenizer_folder) else None
+        """Everything that decides the numbers: configuration, weights, precision, tokenizer, tokens that end answers.
+
+        The configuration is there field by field, so that an error can name the field that has changed.
+        """
+        config = json.loads(self.model.config.to_json_string(use_diff=False))
         return {
             "architecture": self.model.config.model_type,
-            "weights": checksum(tensors),
+            "config": {name: value for name, value in sorted(config.items()) if name not in _NO_NUMBERS},
+            "weights": checksum(self.model.state_dict()),
             "dtype": str(self.model.dtype).removeprefix("torch."),
-            "tokenizer": tokenizer,
+            "tokenizer": self.tokenizer.fingerprint if has_tokenizer(self.tokenizer_folder) else None,
+            "end_ids": self._end_ids,
         }
 
     def describe(self) -> dict[str, Any]:
-        """For results."""
+        """The entry `model` of results.json."""
         return {
             "name": self.name,
             "path": str(self.path),
@@ -180,23 +203,33 @@ class EvalModel:
         }
 
     @cached_property
+    def _end_ids(self) -> list[int]:
+        ids: set[int] = set()
+        configured = self.model.generation_config.eos_token_id if self.model.generation_config else None
+        for entry in (configured, self.model.config.get_text_config().eos_token_id):
+            ids |= set(entry if isinstance(entry, (list, tuple)) else [] if entry is None else [entry])
+        if self.is_ours and has_tokenizer(self.tokenizer_folder):
+            ids.add(self.tokenizer.eos_id)
+        return sorted(ids)
+
+    @cached_property
     def _scorer(self) -> Scorer:
-        return Scorer(self.model)
+        return Scorer(self.model, self.context_limit, whole=self.is_length_dependent)
 
     @cached_property
     def _generator(self) -> Generator:
-        known: set[int] = set()
-        configured = self.model.generation_config.eos_token_id if self.model.generation_config else None
-        for ids in (configured, self.model.config.get_text_config().eos_token_id):
-            known |= set(ids if isinstance(ids, (list, tuple)) else [] if ids is None else [ids])
-        if self.is_ours and has_tokenizer(self.tokenizer_folder):
-            known.add(self.tokenizer.eos_id)
-        return Generator(self.model, sorted(known))
+        return Generator(self.model, self._end_ids, self.context_limit, whole=self.is_length_dependent)
 
 
 def open_model(path: Path, device: str = "auto", precision: Precision = "auto", name: str | None = None) -> EvalModel:
-    """The model in a folder: a run's, finished or not, an export's, or that of any causal LM that transformers knows.
-    Nothing is downloaded, and no code of the folder is run."""
+    """Open the model in a folder. Nothing is downloaded, and no code of the folder is run.
+
+    Args:
+        path: folder of a run, finished or not, of an export, or of any causal model that transformers knows.
+        device: "cpu", "cuda", ...; "auto" takes a GPU if there is one.
+        precision: of the weights; "auto": as they were saved.
+        name: what tables call the model; by default the name of the folder.
+    """
     run = Run.around(path)
     ours = run is not None or _model_type(path) == SDMConfig.model_type
     if ours:
@@ -204,7 +237,7 @@ def open_model(path: Path, device: str = "auto", precision: Precision = "auto", 
         model: Any = saved.load()
         folder = saved.folder
     else:
-        model, folder = _load_any(path, precision), path
+        model, folder = load_foreign_model(path, None if precision == "auto" else getattr(torch, precision)), path
     if precision != "auto":
         model = model.to(getattr(torch, precision))
     with explained(f"cannot move {path} to --device {device}"):
@@ -213,7 +246,7 @@ def open_model(path: Path, device: str = "auto", precision: Precision = "auto", 
 
 
 def default_device() -> str:
-    """A GPU if there is one; under torchrun, that of this process."""
+    """Return a GPU if there is one, under torchrun that of this process; else "cpu"."""
     return f"cuda:{os.environ.get('LOCAL_RANK', '0')}" if torch.cuda.is_available() else "cpu"
 
 
@@ -221,24 +254,3 @@ def _model_type(path: Path) -> str | None:
     if not (path / CONFIG).is_file():
         raise UserError(f"{str(path)!r} is neither a run's folder nor a model's: it has no {CONFIG}")
     return read_json(path / CONFIG).get("model_type")
-
-
-def _load_any(path: Path, precision: Precision) -> Any:
-    from transformers import AutoModelForCausalLM
-
-    loaded: Any
-    with explained(f"cannot load the model in {path}"), no_progress_bar():
-        loaded = AutoModelForCausalLM.from_pretrained(
-            path,
-            local_files_only=True,
-            trust_remote_code=False,
-            use_safetensors=True,  # other formats are pickles
-            dtype=precision if precision == "auto" else getattr(torch, precision),
-            output_loading_info=True,
-        )
-        model, found = loaded
-        for fault in ("missing_keys", "mismatched_keys"):  # transformers would fill them with random numbers
-            if found.get(fault):
-                names = sorted(map(str, found[fault]))
-                raise ValueError(f"{fault.removesuffix('_keys')} weights: {', '.join(names[:5])}")
-    return model

@@ -14,7 +14,7 @@ Shapes: B rows, T time, V vocabulary, G contexts, R continuations.
 from __future__ import annotations
 
 import inspect
-import sys
+import logging
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -26,6 +26,8 @@ from torch import Tensor
 from sdm.models import SDMCache, SDMForCausalLM
 from sdm.models.likelihood import IGNORED, nll
 
+_log = logging.getLogger(__name__)
+
 PIECE = 4096  # tokens of a stream at a time, over all rows
 LOGITS = 2**26  # numbers that are computed at a time, at most
 AGREEMENT = 1e-3  # of logits, relative to the largest: whole or in parts, padded or not
@@ -33,30 +35,38 @@ AGREEMENT = 1e-3  # of logits, relative to the largest: whole or in parts, padde
 
 @dataclass
 class Past:
-    """What a row of tokens left behind. It is used once: the model changes it."""
+    """The state after a row of tokens. It is used once: the model changes it."""
 
     content: Any
+    """States of our layers, a cache, or the tokens themselves where the model does not continue from its cache."""
     tokens: int
+    """Tokens that were read."""
 
 
 class Scorer:
-    """Scores rows of tokens of one model."""
+    """Likelihoods of rows of tokens for one model.
 
-    def __init__(self, model: Any) -> None:
+    Args:
+        model: a causal language model.
+        limit: tokens of the longest stream that it takes; None: any.
+        whole: whether it must read every stream at once, so that what went before is computed again.
+    """
+
+    def __init__(self, model: Any, limit: int | None = None, whole: bool = False) -> None:
         self._model = model
         self._ours = isinstance(model, SDMForCausalLM)
-        self._cache: str | None = None if self._ours else _continued_cache(model)
+        self._cache: str | None = None if self._ours or whole else _continued_cache(model, limit)
 
     @property
     def continues(self) -> bool:
-        """Whether the model goes on from what it keeps, with several tokens at a time."""
+        """Whether the model continues from its cache with several tokens at a time."""
         return self._ours or self._cache is not None
 
     @torch.inference_mode()
     def nll(
         self, input_ids: Tensor, targets: Tensor, past: Past | None = None, carry: bool = False
     ) -> tuple[Tensor, Past | None]:
-        """[B,T] float32 nats of each target, zero where it is -100; with `carry`, what the next tokens go on from."""
+        """Return [B,T] float32 nats of each target, zero where it is -100; and with `carry` the state after them."""
         seen = (0 if past is None else past.tokens) + input_ids.shape[1]
         if self._ours:
             states = None if past is None else past.content
@@ -79,11 +89,14 @@ class Scorer:
 
 
 class Stream:
-    """Rows of tokens that are read as generating reads them: logits of the last token only, and what is kept of the
-    others."""
+    """Rows of tokens that are read as generation reads them: logits of the last token only, and a cache.
+
+    Args:
+        model: a causal language model.
+        in_pieces: whether the model continues from its cache with more than one token.
+    """
 
     def __init__(self, model: Any, in_pieces: bool) -> None:
-        """in_pieces: whether the model goes on from what it keeps with more than one token."""
         self._model, self._in_pieces = model, in_pieces
         self._name, self._content = CACHES[0], None
         few = "logits_to_keep" in inspect.signature(model.forward).parameters
@@ -91,7 +104,7 @@ class Stream:
 
     @torch.inference_mode()
     def read(self, input_ids: Tensor) -> Tensor:
-        """The logits [B,V] after the last token."""
+        """Read tokens [B,T] and return the logits [B,V] after the last of them."""
         size = max(1, PIECE // len(input_ids)) if self._in_pieces else input_ids.shape[1]
         for ids in input_ids.split(size, 1):
             output = self._model(ids, **_given(self._name, self._content), **self._options)
@@ -101,13 +114,13 @@ class Stream:
         return output.logits[:, -1]
 
     def nbytes(self) -> int:
-        """Bytes of what is kept."""
-        return sum(one.nbytes for one in cache_tensors(self._content))
+        """Size of the cache."""
+        return sum(tensor.nbytes for tensor in cache_tensors(self._content))
 
 
 @torch.inference_mode()
 def likeliest(model: Any, input_ids: Tensor, wanted: Tensor) -> Tensor:
-    """The likeliest next token [n] at the places of input_ids [B,T] where `wanted` [B,T] is True, on the CPU."""
+    """Return the likeliest next token [n] at the places of input_ids [B,T] where `wanted` [B,T] is True, on the CPU."""
     input_ids, wanted = input_ids.to(model.device), wanted.to(model.device)
     if isinstance(model, SDMForCausalLM):  # logits where they are wanted only
         hidden = model.model(input_ids=input_ids, use_cache=False).last_hidden_state
@@ -125,26 +138,30 @@ def _cross_entropy(logits: Tensor, targets: Tensor) -> Tensor:
 
 
 @torch.inference_mode()
-def _continued_cache(model: Any) -> str | None:
-    """The name of the cache that the model takes and returns, if it goes on from it exactly."""
+def _continued_cache(model: Any, limit: int | None) -> str | None:
+    """The name of the cache that the model takes and returns, if it continues from it exactly."""
     taken = inspect.signature(model.forward).parameters
     vocabulary, device = model.get_input_embeddings().weight.shape[0], model.device
-    ids = (torch.arange(24, device=device) * 7919 % vocabulary).view(1, -1)
-    whole = model(ids, use_cache=False).logits[:, 16:].float()
+    length = min(24, limit or 24)
+    cut = 2 * length // 3
+    if cut == 0:
+        return None
+    ids = (torch.arange(length, device=device) * 7919 % vocabulary).view(1, -1)
+    whole = model(ids, use_cache=False).logits[:, cut:].float()
     for name in CACHES:
         if name not in taken:
             continue
         try:
-            first = model(ids[:, :16], use_cache=True)
-            second = model(ids[:, 16:], **{name: first[name]}, use_cache=True).logits.float()
+            first = model(ids[:, :cut], use_cache=True)
+            second = model(ids[:, cut:], **{name: first[name]}, use_cache=True).logits.float()
         except Exception:  # each architecture fails in its own way over what it cannot do
             continue
         if (second - whole).abs().max() <= AGREEMENT * whole.abs().max():
             return name
-    print(
-        f"{type(model).__name__} does not go on from its cache exactly: what went before is computed again, which "
-        "takes time and memory for long documents",
-        file=sys.stderr,
+    _log.warning(
+        "%s does not continue from its cache exactly: what went before is computed again, which takes time and memory "
+        "for long documents",
+        type(model).__name__,
     )
     return None
 
@@ -153,10 +170,16 @@ PREFILL = 4096  # tokens of a prompt at a time
 
 
 class Generator:
-    """Generates with one model. Prompts are padded on the left, if the model's answers do not depend on it."""
+    """Greedy generation with one model. Prompts are padded on the left if that does not change the answers.
 
-    def __init__(self, model: Any, end_ids: Sequence[int]) -> None:
-        """end_ids: tokens that end an answer."""
+    Args:
+        model: a causal language model.
+        end_ids: tokens that end an answer.
+        limit: tokens of the longest stream that the model takes; None: any.
+        whole: whether it must read a prompt at once, and beside prompts of the same length only.
+    """
+
+    def __init__(self, model: Any, end_ids: Sequence[int], limit: int | None = None, whole: bool = False) -> None:
         from transformers import GenerationConfig
 
         self._model = model
@@ -167,7 +190,8 @@ class Generator:
         model.generation_config = GenerationConfig(
             do_sample=False, eos_token_id=self._end_ids or None, pad_token_id=pad, use_cache=True
         )
-        self._pads: bool | None = True if isinstance(model, SDMForCausalLM) else None
+        self._limit, self._whole = limit, whole
+        self._pads: bool | None = True if isinstance(model, SDMForCausalLM) else False if whole else None
 
     def __call__(
         self,
@@ -175,9 +199,12 @@ class Generator:
         max_new_tokens: int,
         stopped: Callable[[list[int]], bool] | None = None,
     ) -> list[list[int]]:
-        """The likeliest continuation of each prompt, token by token, without the token that ends it.
+        """Generate the likeliest continuation of each prompt, token by token, without the token that ends it.
 
-        stopped: is asked after every token whether an answer, so far, is complete.
+        Args:
+            prompts: token ids, of different lengths.
+            max_new_tokens: most tokens of an answer.
+            stopped: is called after every token, and returns whether the answer so far is complete.
         """
         lengths = {len(prompt) for prompt in prompts}
         if len(lengths) > 1 and not self._pads_exactly():
@@ -210,7 +237,7 @@ class Generator:
         for row, prompt in enumerate(prompts):
             ids[row, width - len(prompt) :] = torch.tensor(prompt)
             mask[row, width - len(prompt) :] = 1
-        if width > PREFILL:
+        if width > PREFILL and not self._whole:
             options["prefill_chunk_size"] = PREFILL
 
         def done(ids: Tensor, scores: Any) -> Tensor:
@@ -227,7 +254,10 @@ class Generator:
         """Whether padding changes nothing; tried out once. Recurrent layers of others often let it into their state."""
         if self._pads is None:
             vocabulary = self._model.get_input_embeddings().weight.shape[0]
-            prompts = [[(7919 * i + 1) % vocabulary for i in range(length)] for length in (17, 8)]
+            longest = min(17, (self._limit or 18) - 1)  # and two new tokens, of which the model sees one
+            if longest < 2:
+                return False
+            prompts = [[(7919 * i + 1) % vocabulary for i in range(length)] for length in (longest, longest // 2)]
             options: dict[str, Any] = {"min_new_tokens": 2, "max_new_tokens": 2, "return_dict_in_generate": True}
             alone, padded = (
                 torch.stack(self._generate(rows, output_logits=True, **options).logits)[:, -1]
@@ -235,9 +265,8 @@ class Generator:
             )
             self._pads = bool((alone - padded).abs().max() <= AGREEMENT * alone.abs().max())
             if not self._pads:
-                print(
-                    f"{type(self._model).__name__} lets padding change its answers: prompts are batched by length",
-                    file=sys.stderr,
+                _log.warning(
+                    "%s lets padding change its answers: prompts are batched by length", type(self._model).__name__
                 )
         return self._pads
 
@@ -250,7 +279,14 @@ Scored = tuple[float, bool]
 def score_continuations(
     model: SDMForCausalLM, contexts: Sequence[list[int]], owner: Sequence[int], continuations: Sequence[list[int]]
 ) -> list[Scored]:
-    """What the model makes of each continuation behind the context of number owner[r]; neither is empty."""
+    """Score each continuation behind its context.
+
+    Args:
+        model: a model of this library.
+        contexts: token ids, none of them empty.
+        owner: for each continuation the number of its context.
+        continuations: token ids, none of them empty.
+    """
     device = model.device
     cache = SDMCache(model.config)
     shared = _in_common(contexts)
@@ -309,7 +345,7 @@ CACHES = ("past_key_values", "cache_params", "state")  # what models call it
 
 
 def cache_tensors(content: Any) -> Iterator[Tensor]:
-    """All that an object refers to, each once."""
+    """Yield all tensors that a cache of any kind refers to, each once."""
     yield from _tensors(content, set())
 
 

@@ -38,6 +38,7 @@ class Likelihood(TextMeasurement):
             check_size(context=self.context)
 
     def plan(self, lm: EvalModel) -> Plan:
+        """List the documents; a unit is a document."""
         sources = self.held_out(lm)
         units, manifest = [], []
         for place, held_out in enumerate(sources):
@@ -60,6 +61,7 @@ class Likelihood(TextMeasurement):
             check_length(lm, len(lm.encode(document.text)), document.name)
 
     def summary(self, results: Mapping[str, Result]) -> dict[str, Any]:
+        """Nats per token, perplexity and bits per byte, of all sources and of each."""
         by_source: dict[str, list[Result]] = {}
         for result in results.values():
             by_source.setdefault(result["source"], []).append(result)
@@ -67,6 +69,7 @@ class Likelihood(TextMeasurement):
         return {**total, "sources": {source: _means(found) for source, found in by_source.items()}}
 
     def report(self, summaries: Mapping[str, dict[str, Any]]) -> Report:
+        """A table with a row per model and source."""
         rows = []
         for name, summary in summaries.items():
             for source, one in summary["sources"].items():
@@ -78,6 +81,7 @@ class Likelihood(TextMeasurement):
         return Report([Table(title, columns, rows, "±: 95% interval of the mean over documents.")])
 
     def pairs(self, results: Mapping[str, Result]) -> Pairs:
+        """Nats per token and bits per byte of each document."""
         scored = {key: one for key, one in results.items() if one["tokens"]}
         return {
             "nats/token": {key: (one["nll"] / one["tokens"], one["tokens"]) for key, one in scored.items()},
@@ -129,7 +133,7 @@ class _Documents:
         totals = [0.0] * len(rows)
         owners = [(piece, owner) for owner, pieces in enumerate(rows) for piece in pieces]
         whole, cost, before = sum(len(piece) for piece, _ in owners), sum(unit.cost for unit in units), 0
-        for group in _by_length(owners):
+        for group in _by_length(owners, alone=self._lm.is_length_dependent):
             found = self._score([row for row, _ in group], lambda tokens: self._partial(cost * tokens / whole), before)
             before += sum(len(row) for row, _ in group)
             for (_, owner), value in zip(group, found, strict=True):
@@ -155,7 +159,7 @@ class _Documents:
         for place, row in enumerate(rows):
             ids[place, : len(row) - 1], targets[place, : len(row) - 1] = row[:-1], row[1:]
         totals, past = torch.zeros(len(rows), dtype=torch.float64), None
-        step = max(1, TOKENS // len(rows))
+        step = width if self._lm.is_length_dependent else max(1, TOKENS // len(rows))
         for start in range(0, width, step):
             stretch = slice(start, start + step)
             found, past = self._lm.nll(ids[:, stretch], targets[:, stretch], past, carry=start + step < width)
@@ -164,11 +168,11 @@ class _Documents:
         return totals.tolist()
 
 
-def _by_length(rows: list[tuple[Tensor, int]]) -> Iterator[list[tuple[Tensor, int]]]:
-    """Rows of similar length side by side, so that little is padding; a long one by itself."""
+def _by_length(rows: list[tuple[Tensor, int]], alone: bool) -> Iterator[list[tuple[Tensor, int]]]:
+    """Rows of similar length side by side, so that little is padding; a long one, or with `alone` each, by itself."""
     group: list[tuple[Tensor, int]] = []
     for row in sorted(rows, key=lambda entry: len(entry[0])):
-        if group and (len(group) + 1) * len(row[0]) > TOKENS:
+        if group and (alone or (len(group) + 1) * len(row[0]) > TOKENS):
             yield group
             group = []
         group.append(row)

@@ -69,10 +69,11 @@ class Position(TextMeasurement):
             check_not_negative(reach=self.reach)
 
     def plan(self, lm: EvalModel) -> Plan:
+        """Choose documents that are long enough, joined if necessary; a unit is one of them."""
         length = self.length or _sequence_length(lm)
         lm.check_length(length, "lower --length")
         edges = position_edges(length, self.first_bin, self.bins_per_doubling)
-        reach = self._reach(lm)
+        reach = self._reach(lm, length)
         units, manifest, stores, partial = [], [], [], Partial()
         cost = length + (0 if reach is None else _withheld_tokens(length, reach))
         for place, held_out in enumerate(self.held_out(lm)):
@@ -101,10 +102,14 @@ class Position(TextMeasurement):
         data = {"sources": manifest, "length": length, "reach": reach}
         return Plan(units, measure, data, batch=max(1, TOKENS // length), partial=partial)
 
-    def _reach(self, lm: EvalModel) -> int | None:
+    def _reach(self, lm: EvalModel, length: int) -> int | None:
         if not self.gain:
             return None
-        return local_reach(lm.model.config) if self.reach is None and lm.is_ours else self.reach
+        reach = local_reach(lm.model.config) if self.reach is None and lm.is_ours else self.reach
+        if reach is not None and _withheld_tokens(length, reach):
+            window = 1 + reach + _blocks(reach)[0]
+            lm.check_length(window, "so many are read where context is withheld; lower --reach, or take --no-gain")
+        return reach
 
     def _documents(self, held_out: HeldOut, store: TokenStore, length: int) -> tuple[bool, list[list[int]]]:
         """Whether documents are joined, and for each that is measured the numbers of those in the store."""
@@ -124,6 +129,7 @@ class Position(TextMeasurement):
         return joined, documents[: self.documents]
 
     def summary(self, results: Mapping[str, Result]) -> dict[str, Any]:
+        """Mean and interval over documents of each range of positions."""
         found = list(results.values())
         edges = found[0]["edges"]
         bins = [_bin(found, place, *edge) for place, edge in enumerate(itertools.pairwise(edges))]
@@ -139,15 +145,17 @@ class Position(TextMeasurement):
         }
 
     def report(self, summaries: Mapping[str, dict[str, Any]]) -> Report:
+        """Tables with a row per model, and charts by position."""
         gain = "What the context beyond the local layers' reach brings"
         charts = [
             _chart("position", "Likelihood by position", "nats per token", summaries),
             _chart("perplexity", "Perplexity by position", "perplexity", summaries, scale=math.exp),
             _chart("context-gain", gain, "context gain (nats per token)", summaries, ("gain", "gain_low", "gain_high")),
         ]
-        return Report([_table(summaries)], charts)
+        return Report(_tables(summaries), charts)
 
     def pairs(self, results: Mapping[str, Result]) -> Pairs:
+        """Nats per token and gain of each document, over all positions and by range."""
         pairs: Pairs = {}
         for key, one in results.items():
             tokens = one["edges"][-1]
@@ -188,7 +196,7 @@ def score_by_position(
     """The summed nats of each row [B,T+1] between two edges, in one pass; and with `reach` those with the context
     beyond it withheld. `partial` is told how many tokens are done."""
     full, withheld = _Bins(len(rows), edges), _Bins(len(rows), edges)
-    past, step = None, max(1, TOKENS // len(rows))
+    past, step = None, rows.shape[1] if lm.is_length_dependent else max(1, TOKENS // len(rows))
     block, whole = (0, 0) if reach is None else _blocks(reach)
     time, done = rows.shape[1] - 1, 0
     for start in range(0, time, step):
@@ -310,21 +318,27 @@ def _bin(results: list[Result], place: int, start: int, stop: int) -> dict[str, 
     return found
 
 
-def _table(summaries: Mapping[str, dict[str, Any]]) -> Table:
-    columns, rows = ["to position"], []
+def _tables(summaries: Mapping[str, dict[str, Any]]) -> list[Table]:
+    """A row per model and a column per range of positions; models may have been read to different lengths."""
+    stops = sorted({entry["stop"] for summary in summaries.values() for entry in summary["positions"]})
+    columns = ("model", *(f"to {stop:,}" for stop in stops), "all")
+    losses, gains = [], []
     for name, summary in summaries.items():
-        columns += [f"{name}\nnats/token", "\ngain"] if "gain" in summary["positions"][0] else [f"{name}\nnats/token"]
-    for bins in zip(*(summary["positions"] for summary in summaries.values()), strict=True):
-        row = [f"{bins[0]['stop']:,}"]
-        for one in bins:
-            row += [f"{one['nll']:.4f}", *([f"{one['gain']:+.4f}"] if "gain" in one else [])]
-        rows.append(tuple(row))
-    total = ["all"]
-    for summary in summaries.values():
-        total += [f"{summary['nll']:.4f}", *([""] if "gain" in summary["positions"][0] else [])]
-    first = next(iter(summaries.values()))
-    caption = f"{first['documents']} documents" + (", made long by joining several" if first["joined"] else "")
-    return Table("Likelihood by position in the document", tuple(columns), [*rows, tuple(total)], f"{caption}.")
+        bins = {entry["stop"]: entry for entry in summary["positions"]}
+        cells = (f"{bins[stop]['nll']:.4f}" if stop in bins else "" for stop in stops)
+        losses.append((name, *cells, f"{summary['nll']:.4f}"))
+        if "gain" in summary["positions"][0]:
+            gain = sum(entry["gain"] * entry["tokens"] for entry in bins.values()) / summary["tokens"]
+            cells = (f"{bins[stop]['gain']:+.4f}" if stop in bins else "" for stop in stops)
+            gains.append((name, *cells, f"{gain:+.4f}"))
+    counts = dict.fromkeys(f"{summary['documents']:,}" for summary in summaries.values())
+    joined = any(summary["joined"] for summary in summaries.values())
+    caption = f"{' or '.join(counts)} documents{', made long by joining several' if joined else ''}."
+    tables = [Table("Nats per token, by position in the document", columns, losses, caption)]
+    if gains:
+        caption = "Nats per token that the context beyond the reach of the local layers brings."
+        tables.append(Table("Context gain, by position in the document", columns, gains, caption))
+    return tables
 
 
 def _chart(

@@ -45,6 +45,7 @@ class Recall(Measurement):
         check_size(seed=self.seed, rows=1 if self.rows is None else self.rows)
 
     def plan(self, lm: EvalModel) -> Plan:
+        """Choose the task and its sizes; a unit is a row."""
         task, trained = self._task(lm)
         for size in task.sizes:
             lm.check_length(size.length, f"choose smaller --sizes than {size.number}")
@@ -88,6 +89,7 @@ class Recall(Measurement):
         return task.rows or (100 if task.name == TEXT_NEEDLE else max(16, -(-8192 // size.answers)))
 
     def summary(self, results: Mapping[str, Result]) -> dict[str, Any]:
+        """Accuracy by size, with intervals and the size of the state."""
         by_size: dict[int, list[Result]] = {}
         for one in results.values():
             by_size.setdefault(one["size"], []).append(one)
@@ -100,9 +102,11 @@ class Recall(Measurement):
         }
 
     def report(self, summaries: Mapping[str, dict[str, Any]]) -> Report:
+        """Tables of accuracy by size and depth, and charts against size and state."""
         return recall_report(summaries)
 
     def pairs(self, results: Mapping[str, Result]) -> Pairs:
+        """Accuracy of each row, by size."""
         found: Pairs = {}
         for key, one in results.items():
             found.setdefault(f"accuracy at {one['size']}", {})[key] = (one["right"] / one["asked"], one["asked"])

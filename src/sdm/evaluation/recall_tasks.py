@@ -10,7 +10,6 @@ of it is the likeliest one, which takes one pass and no generation.
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from random import Random
@@ -29,7 +28,7 @@ from sdm.data.randomness import generator_of, hash_of
 from sdm.data.rebinding import rebinding_rows
 from sdm.data.recall import RecallConfig, recall_batch
 from sdm.data.sources import open_source
-from sdm.errors import UserError
+from sdm.errors import UserError, did_you_mean
 from sdm.evaluation.eval_model import EvalModel
 from sdm.run.config_file import to_json
 
@@ -57,6 +56,8 @@ class Row:
 
 @dataclass(frozen=True)
 class Size:
+    """A size of a task."""
+
     number: int
     """Pairs, or tokens."""
     length: int
@@ -67,6 +68,8 @@ class Size:
 
 @dataclass(frozen=True)
 class Task:
+    """A task of recall: how its rows are made, and at which sizes."""
+
     name: str
     title: str
     vocab_size: int
@@ -87,9 +90,8 @@ def task_of(config: TaskConfig, sizes: tuple[int, ...], seed: int) -> Task:
 def default_config(name: str) -> TaskConfig:
     """What a task is by itself, whatever a model was trained on."""
     if name not in _DEFAULTS:
-        near = difflib.get_close_matches(name, [*_DEFAULTS, TEXT_NEEDLE], 3, 0.5)
-        hint = f"did you mean {' or '.join(near)}?" if near else f"there are {', '.join([*_DEFAULTS, TEXT_NEEDLE])}"
-        raise UserError(f"--task: there is no task {name!r}; {hint}")
+        choices = [*_DEFAULTS, TEXT_NEEDLE]
+        raise UserError(f"--task: there is no task {name!r}; {did_you_mean(name, choices)}")
     return _DEFAULTS[name]
 
 

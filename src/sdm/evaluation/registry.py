@@ -44,13 +44,12 @@ spreading over ranks, results.json, tables, figures, paired comparisons, exit co
 
 from __future__ import annotations
 
-import difflib
-
-from sdm.errors import UserError
+from sdm.errors import UserError, did_you_mean
 from sdm.evaluation.harness.measurement import Harness
 from sdm.evaluation.measurement import Measurement
 from sdm.evaluation.nll import Likelihood
 from sdm.evaluation.position import Position
+from sdm.evaluation.probe import Probe
 from sdm.evaluation.recall import Recall
 from sdm.evaluation.ruler.measurement import Ruler
 from sdm.evaluation.speed import Speed
@@ -62,20 +61,19 @@ MEASUREMENTS: dict[str, type[Measurement]] = {
     "harness": Harness,
     "speed": Speed,
     "ruler": Ruler,
+    "probe": Probe,
 }
 
 
 def find(name: str) -> type[Measurement]:
-    """The measurement of a name, or an error that offers the nearest."""
+    """Return the measurement of a name, or raise a UserError that offers the nearest names."""
     if name in MEASUREMENTS:
         return MEASUREMENTS[name]
-    near = difflib.get_close_matches(name, MEASUREMENTS, 3, 0.5)
-    hint = f"did you mean {' or '.join(near)}?" if near else f"there are {', '.join(MEASUREMENTS)}"
-    raise UserError(f"there is no measurement {name!r}; {hint}")
+    raise UserError(f"there is no measurement {name!r}; {did_you_mean(name, MEASUREMENTS)}")
 
 
 def listing() -> str:
-    """The names, each with the first line of its description."""
+    """List the names, each with the first line of its description."""
     width = max(map(len, MEASUREMENTS)) + 2
     return "\n".join(
         f"  {name:<{width}}{(kind.__doc__ or '').strip().splitlines()[0]}" for name, kind in MEASUREMENTS.items()

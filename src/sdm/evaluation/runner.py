@@ -19,13 +19,14 @@ from sdm.run.config_file import KIND, to_json
 
 @dataclass(frozen=True)
 class Advance:
-    """How far a session is, in the cost of units."""
+    """Progress of a measurement of one model, in the cost of units."""
 
     name: str
+    """The model's."""
     done: float
     total: float
     units: int
-    """That this session has measured."""
+    """Units that this session has measured."""
 
 
 Listener = Callable[[Advance], None]
@@ -39,18 +40,28 @@ def evaluate(
     listener: Listener = lambda advance: None,
     ranks: Ranks = ALONE,
 ) -> list[Results]:
-    """The results of each lm, in its folder. Units that are done there already are not measured again.
+    """Measure models, each into its folder, and return their results.
 
-    What is done is kept whatever happens: an error or a signal leaves results.json with `complete` false.
+    Units that are done are not measured again. A folder that holds another result, of other settings for instance, is
+    left alone, and the new one goes beside it: `sdm.evaluation.results.results_folder`. An error or a signal loses
+    nothing: it leaves results.json with `complete` false.
+
+    Args:
+        name: the measurement's name in `sdm.evaluation.registry`.
+        measurement: the measurement with its settings.
+        models: models with the folders of their results; opened one after the other if this is an iterator.
+        limit: units of each group to measure at most; None: all.
+        listener: is called with the progress.
+        ranks: processes that share the work.
     """
     if limit is not None and limit < 1:
         raise UserError(f"--limit must be at least 1, got {limit}")
     if not measurement.interleaved:
-        return [_together(name, measurement, [(lm, folder)], limit, listener, ranks)[0] for lm, folder in models]
-    return _together(name, measurement, list(models), limit, listener, ranks)
+        return [_evaluate(name, measurement, [(lm, folder)], limit, listener, ranks)[0] for lm, folder in models]
+    return _evaluate(name, measurement, list(models), limit, listener, ranks)
 
 
-def _together(
+def _evaluate(
     name: str,
     measurement: Measurement,
     models: list[tuple[EvalModel, Path]],
@@ -58,18 +69,19 @@ def _together(
     listener: Listener,
     ranks: Ranks,
 ) -> list[Results]:
+    """Measure models in turns, unit by unit."""
     sessions = [_Session(name, measurement, lm, folder, limit, ranks) for lm, folder in models]
-    ranks.gather_call(lambda: None)  # until everybody has read what is done
+    ranks.gather_call(lambda: None)  # until every rank has read what is done
     with ExitStack() as stack:
         for session in sessions:
             stack.enter_context(session.folder.open())
-        together = False
+        all_done = False
         try:
             ranks.gather_call(lambda: _take_turns([session.run(listener) for session in sessions]))
-            together = True
+            all_done = True
         finally:
             for session in sessions:
-                session.close(measurement, together or ranks.size == 1)
+                session.close(measurement, all_done or ranks.size == 1)
     return [session.folder.results for session in sessions]
 
 
@@ -96,7 +108,7 @@ class _Session:
         self._start = time.perf_counter()
 
     def run(self, listener: Listener) -> Iterator[None]:
-        """Measure what this rank has to, a batch at a time: every so-manieth unit."""
+        """Measure the units of this rank, every `ranks.size`-th, a batch at a time."""
         ranks, done = self._ranks, self.folder.results.units
         total = sum(unit.cost for unit in self.asked)
         reached, units = sum(unit.cost for unit in self.asked if unit.key in done), 0
@@ -115,28 +127,29 @@ class _Session:
             tell()  # of a batch at once: computed side by side, its first unit took as long as all of them
             yield
 
-    def close(self, measurement: Measurement, together: bool) -> None:
-        """Put together what there is. Unless all ranks are done, others may still be writing: then only the first's."""
+    def close(self, measurement: Measurement, all_done: bool) -> None:
+        """Write results.json; with the first rank's units only unless all ranks are done: others may still write."""
         if not self._ranks.first:
             return
         results = self.folder.results
         results.seconds += time.perf_counter() - self._start
-        if together:
+        if all_done:
             self.folder.gather()
         known = {unit.key: results.units[unit.key] for unit in self.plan.units if unit.key in results.units}
         results.units = known  # in the order of the plan
         results.complete = len(known) == len(self.plan.units)
         self.folder.write()  # before anything is made of them
         results.summary = measurement.summary(known) if known else None
-        self.folder.write(settled=together)
+        self.folder.write(settled=all_done)
 
 
 def settings_of(measurement: Measurement) -> dict[str, Any]:
+    """Settings of a measurement as JSON, without those that change no result."""
     return {key: value for key, value in to_json(measurement).items() if key not in (KIND, *measurement.free)}
 
 
 def limited(units: Iterable[Unit], limit: int | None) -> list[Unit]:
-    """The first so many units of every group."""
+    """Return the first `limit` units of every group."""
     counts: dict[str, int] = {}
     chosen = []
     for unit in units:
@@ -147,7 +160,7 @@ def limited(units: Iterable[Unit], limit: int | None) -> list[Unit]:
 
 
 def batches(units: list[Unit], size: int) -> Iterator[list[Unit]]:
-    """Consecutive units of one group, at most `size` at a time."""
+    """Yield consecutive units of one group, at most `size` at a time."""
     batch: list[Unit] = []
     for unit in units:
         if batch and (len(batch) == size or unit.group != batch[0].group):
@@ -159,6 +172,7 @@ def batches(units: list[Unit], size: int) -> Iterator[list[Unit]]:
 
 
 def check_plan(plan: Plan) -> None:
+    """Raise unless a plan has units, with distinct keys."""
     if not plan.units:
         raise UserError("there is nothing to measure with these settings")
     keys = [unit.key for unit in plan.units]

@@ -61,6 +61,7 @@ class Speed(Measurement):
         check_not_negative(seed=self.seed)
 
     def plan(self, lm: EvalModel) -> Plan:
+        """A unit is a repeat of a length."""
         lm.check_length(max(self.lengths) + self.new_tokens, "lower --lengths or --new-tokens")
         units = [
             Unit(f"{length} tokens, {number}", f"{length} tokens", (length, number), cost=length + 8 * self.new_tokens)
@@ -102,10 +103,12 @@ class Speed(Measurement):
         }
 
     def summary(self, results: Mapping[str, Result]) -> dict[str, Any]:
+        """Medians and ranges of each length."""
         lengths = sorted({one["length"] for one in results.values()})
         return {"lengths": [_medians(length, results) for length in lengths]}
 
     def report(self, summaries: Mapping[str, dict[str, Any]]) -> Report:
+        """A table with a row per model and length, and a chart per quantity."""
         rows = []
         for name, summary in summaries.items():
             for one in summary["lengths"]:

@@ -11,8 +11,9 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import combinations
+from typing import Literal
 
-from sdm.errors import UserError
+from sdm.errors import UserError, did_you_mean
 from sdm.evaluation.measurement import Measurement
 from sdm.evaluation.report import Table
 from sdm.evaluation.results import Results
@@ -24,16 +25,17 @@ NORMAL_QUANTILE = 1.959963984540054
 
 @dataclass(frozen=True)
 class Mean:
-    """A mean with Student's interval; one value has none."""
+    """A mean with Student's 95% interval; one value has none."""
 
     value: float
     low: float | None
     high: float | None
     count: int
+    """Values, such as documents."""
 
 
 def weighted_mean(values: Sequence[float], weights: Sequence[float] | None = None) -> Mean:
-    """The mean of values that are drawn independently, such as one per document, by weight.
+    """Compute the mean of values that are drawn independently, such as one per document, by weight.
 
     With weights w it is the ratio sum(w x) / sum(w) of two sums over documents; its error is that of the deviations
     w (x - mean) (linearised), so that a long document counts as one draw.
@@ -53,8 +55,11 @@ def weighted_mean(values: Sequence[float], weights: Sequence[float] | None = Non
 
 
 def mean_of_means(groups: Sequence[Sequence[float]]) -> Mean:
-    """The mean over groups of independent draws between 0 and 1, each group counting alike. Variances are estimated
-    with two zeros and two ones more in each group (Agresti and Coull): equal draws do not pass for certainty."""
+    """Compute the mean over groups of independent draws between 0 and 1, each group counting alike.
+
+    Variances are estimated with two zeros and two ones more in each group (Agresti and Coull): equal draws do not pass
+    for certainty.
+    """
     means = [math.fsum(group) / len(group) for group in groups]
     variance = 0.0
     for group in groups:
@@ -67,7 +72,7 @@ def mean_of_means(groups: Sequence[Sequence[float]]) -> Mean:
 
 @functools.cache
 def student_quantile(freedom: int, confidence: float = CONFIDENCE) -> float:
-    """The t for which a share `confidence` of Student's distribution lies within -t ... t."""
+    """Return the t for which a proportion `confidence` of Student's distribution lies within -t ... t."""
     low, high = 0.0, 1.0
     while _within(high, freedom) < confidence:
         high *= 2
@@ -92,7 +97,7 @@ def _within(t: float, freedom: int) -> float:
 
 @dataclass(frozen=True)
 class Proportion:
-    """Right answers of those that were asked for, with Wilson's interval."""
+    """Proportion of right answers, with Wilson's interval."""
 
     value: float
     low: float
@@ -101,7 +106,7 @@ class Proportion:
 
 
 def proportion(right: Sequence[int], asked: Sequence[int]) -> Proportion:
-    """Of rows with so many right answers each, of so many.
+    """Compute the proportion of right answers of rows with `right` right answers of `asked` each.
 
     The answers of a row are not independent: where rows differ more than chance explains, the interval is that of as
     many fewer answers (the design effect of clusters). At 0% and 100%, where no row differs, it is Wilson's own, which
@@ -109,7 +114,7 @@ def proportion(right: Sequence[int], asked: Sequence[int]) -> Proportion:
     """
     total, rows = sum(asked), len(asked)
     if total == 0:
-        raise ValueError("a share needs at least one answer")
+        raise ValueError("a proportion needs at least one answer")
     mean = sum(right) / total
     effective = float(total)
     chance = mean * (1 - mean) / total
@@ -121,8 +126,11 @@ def proportion(right: Sequence[int], asked: Sequence[int]) -> Proportion:
 
 
 def wilson(mean: float, count: float) -> tuple[float, float]:
-    """Wilson's interval of a share that was found in `count` independent trials. It holds for draws between 0 and 1
-    too, which vary less than zeros and ones of the same mean; and it has a width where all draws were equal."""
+    """Compute Wilson's interval of a proportion that was found in `count` independent trials.
+
+    It holds for draws between 0 and 1 too, which vary less than zeros and ones of the same mean; and it has a width
+    where all draws were equal.
+    """
     square = NORMAL_QUANTILE**2 / count
     middle = (mean + square / 2) / (1 + square)
     margin = NORMAL_QUANTILE * math.sqrt(mean * (1 - mean) / count + square / (4 * count)) / (1 + square)
@@ -130,39 +138,56 @@ def wilson(mean: float, count: float) -> tuple[float, float]:
 
 
 Named = list[tuple[str, Results]]
+ComparedPairs = Literal["baseline", "all"]
 
 
 @dataclass(frozen=True)
 class Difference:
-    """Of one quantity, the second model's minus the first's."""
+    """Paired difference of two models in one quantity."""
 
     quantity: str
     first: float
+    """Mean of the first model."""
     second: float
+    """Mean of the second model."""
     difference: Mean
+    """Mean over documents of the second model's value minus the first's."""
 
 
 def compare(measurement: Measurement, first: Results, second: Results) -> list[Difference]:
-    """On the documents that both have been measured on. Raises if the results are not of the same measurement."""
-    for what in ("measurement", "settings"):
-        for name, one, other in differences(getattr(first, what), getattr(second, what), what)[:1]:
-            raise UserError(f"these results cannot be compared: {name} is {one!r} for one and {other!r} for the other")
+    """Compare two models on the documents that both have been measured on.
+
+    Raises:
+        UserError: if the results are not of the same measurement with the same settings.
+    """
+    check_comparable([("the first", first), ("the second", second)])
     both = [key for key in first.units if key in second.units]
-    mine, theirs = (measurement.pairs({key: one.units[key] for key in both}) for one in (first, second))
+    mine, theirs = (measurement.pairs({key: results.units[key] for key in both}) for results in (first, second))
     data, same_tokenizer = (first.data, second.data), _tokenizer(first) == _tokenizer(second)
-    found = []
+    compared = []
     for quantity in (name for name in mine if name in theirs and measurement.pairable(name, data, same_tokenizer)):
-        one, other = mine[quantity], theirs[quantity]
-        shared = [key for key in one if key in other and one[key][1] == other[key][1]]
+        ours, others = mine[quantity], theirs[quantity]
+        shared = [key for key in ours if key in others and ours[key][1] == others[key][1]]
         if not shared:
             continue
-        weights = [one[key][1] for key in shared]
+        weights = [ours[key][1] for key in shared]
         first_mean, second_mean = (
-            weighted_mean([side[key][0] for key in shared], weights).value for side in (one, other)
+            weighted_mean([side[key][0] for key in shared], weights).value for side in (ours, others)
         )
-        difference = weighted_mean([other[key][0] - one[key][0] for key in shared], weights)
-        found.append(Difference(quantity, first_mean, second_mean, difference))
-    return found
+        difference = weighted_mean([others[key][0] - ours[key][0] for key in shared], weights)
+        compared.append(Difference(quantity, first_mean, second_mean, difference))
+    return compared
+
+
+def check_comparable(results: Named) -> None:
+    """Raise a UserError unless all results are of the same measurement with the same settings."""
+    name, first = results[0]
+    for other, second in results[1:]:
+        for what in ("measurement", "settings"):
+            for part, mine, theirs in differences(getattr(first, what), getattr(second, what), what)[:1]:
+                raise UserError(
+                    f"these results cannot be compared: {part} is {mine!r} for {name} and {theirs!r} for {other}"
+                )
 
 
 def _tokenizer(results: Results) -> str | None:
@@ -177,18 +202,38 @@ def _interval(mean: Mean) -> str:
     return f"{mean.low:+.4f} ... {mean.high:+.4f}"
 
 
-def comparison_table(measurement: Measurement, results: Named) -> Table | None:
-    """Every two models; None if there is nothing to compare any of them by."""
+def comparison_table(
+    measurement: Measurement, results: Named, baseline: str | None = None, pairs: ComparedPairs = "baseline"
+) -> Table | None:
+    """Tabulate paired differences of models.
+
+    Args:
+        measurement: the measurement that the results are of.
+        results: results by the name of the model.
+        baseline: the model that the others are compared with; None: the first.
+        pairs: "baseline" compares every model with the baseline, "all" every two models.
+
+    Returns:
+        The table; None if there is nothing to compare any of them by.
+    """
+    by_name = dict(results)
+    baseline = results[0][0] if baseline is None else baseline
+    if baseline not in by_name:
+        raise UserError(f"--baseline: there is no model {baseline!r}; {did_you_mean(baseline, by_name)}")
+    order = [baseline, *(name for name in by_name if name != baseline)]
+    chosen = list(combinations(order, 2)) if pairs == "all" else [(baseline, name) for name in order[1:]]
     rows = []
-    for (name, first), (other, second) in combinations(results, 2):
-        for one in compare(measurement, first, second):
-            mean = one.difference
-            rows.append((f"{other} - {name}", one.quantity, f"{mean.value:+.4f}", _interval(mean), f"{mean.count:,}"))
+    for name, other in chosen:
+        for entry in compare(measurement, by_name[name], by_name[other]):
+            mean = entry.difference
+            rows.append((f"{other} - {name}", entry.quantity, f"{mean.value:+.4f}", _interval(mean), f"{mean.count:,}"))
     if not rows:
         return None
+    note = "" if pairs == "all" or len(order) < 3 else " --pairs all compares every two models."
     return Table(
         "Paired differences",
         ("models", "quantity", "mean", "95% interval", "n"),
         rows,
-        "The same documents (or samples), n of them: the mean of the differences of each, with Student's interval.",
+        "The same documents (or samples), n of them: the mean of the differences of each, with Student's interval."
+        + note,
     )

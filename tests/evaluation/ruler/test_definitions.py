@@ -150,9 +150,11 @@ def test_depths() -> None:
 
 
 def test_variables(generator: Generator) -> None:
+    """The worked example has two spaces before its answer, as published."""
     for sample in generator.samples("vt", 4096, 10):
+        assert sample.prompt.endswith("they are: ")
         example, own = sample.question.split("\n\nMemorize", 1)
-        assert re.search(r"they are: [A-Z]{3}( [A-Z]{3}){4}$", example)
+        assert re.search(r"they are:  [A-Z]{3}( [A-Z]{3}){4}$", example)
         lines = re.findall(r"^VAR ([A-Z]{5}) = (?:VAR )?(\w+)", own, re.MULTILINE)
         assert [name for name, _ in lines] == list(sample.answers)
         assert len(lines) == 5

@@ -108,17 +108,23 @@ def test_what_is_done_is_not_asked_again(tokenizers: dict[str, Tokenizer], tmp_p
     assert sorted(first.asked + second.asked) == sorted(whole.asked)
 
 
-def test_other_settings_and_other_text_are_other_results(tokenizers: dict[str, Tokenizer], tmp_path: Path) -> None:
+def test_other_settings_and_other_text_are_other_results(
+    tokenizers: dict[str, Tokenizer], tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level("INFO", "sdm")
     (tmp_path / "essays.txt").write_text("Some text. And more. " * 20)
     lm = answerer(tokenizers["byte"], oracle.answer)
     fields: dict[str, Any] = {"tasks": ("niah_single_2",), "lengths": (1024,), "samples": 1}
     own = Ruler(**fields, essays=str(tmp_path / "essays.txt"))
     evaluate("ruler", own, [(lm, tmp_path / "results")])
-    with pytest.raises(UserError, match=r"are of other settings: settings\.seed was 42 and is 7"):
-        evaluate("ruler", Ruler(**fields, essays=own.essays, seed=7), [(lm, tmp_path / "results")])
+    before = (tmp_path / "results" / "results.json").read_bytes()
+    evaluate("ruler", Ruler(**fields, essays=own.essays, seed=7), [(lm, tmp_path / "results")])
+    assert "holds results of other settings (settings.seed was 42 and is 7)" in caplog.text
     (tmp_path / "essays.txt").write_text("Other text. And more. " * 20)
-    with pytest.raises(UserError, match=r"are of other data: data\.essays was"):
-        evaluate("ruler", own, [(lm, tmp_path / "results")])
+    evaluate("ruler", own, [(lm, tmp_path / "results")])
+    assert "holds results of other data (data.essays was" in caplog.text
+    assert (tmp_path / "results" / "results.json").read_bytes() == before
+    assert len(list(tmp_path.glob("results-*"))) == 2
 
 
 def test_what_is_comparable_is_said() -> None:

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -57,17 +56,12 @@ class Harness(Measurement):
             raise UserError(f"--data-dir: {self.data_dir} is not a folder")
 
     def plan(self, lm: EvalModel) -> Plan:
+        """Load tasks and their datasets; a unit is a question."""
         require("lm_eval", "eval", "sdm eval harness")
         tokenizer = harness_tokenizer(lm)
         if "humaneval_plus" in self.tasks:
             self._check_code("humaneval_plus")  # before anything is loaded
-        found = load(
-            dict.fromkeys(self.tasks),
-            self.data_dir,
-            self.download,
-            self.shots,
-            lambda message: print(message, file=sys.stderr),
-        )
+        found = load(dict.fromkeys(self.tasks), self.data_dir, self.download, self.shots)
         for loaded in found:
             if any(getattr(task, "UNSAFE_CODE", False) for task in loaded.parts.values()):
                 self._check_code(loaded.name)
@@ -83,17 +77,20 @@ class Harness(Measurement):
     def _check_code(self, task: str) -> None:
         if not self.run_code:
             raise UserError(
-                f"{task} runs programs that the model writes, as you and without a cage; allow it with --run-code, or "
+                f"{task} runs programs that the model writes, as you and not sandboxed; allow it with --run-code, or "
                 "leave the task out of --tasks"
             )
 
     def summary(self, results: Mapping[str, Result]) -> dict[str, Any]:
+        """Metrics of each task, and the average of the paper's tasks."""
         return harness_summary(results)
 
     def report(self, summaries: Mapping[str, dict[str, Any]]) -> Report:
+        """A table with a row per task and metric."""
         return harness_report(summaries)
 
     def pairs(self, results: Mapping[str, Result]) -> Pairs:
+        """Metrics that are means over questions, by question."""
         found: Pairs = {}
         for key, one in results.items():
             for metric, value in one["metrics"].items():
@@ -120,7 +117,8 @@ class _Asking:
         from sdm.evaluation.harness.model import HarnessModel
 
         self._questions = {part: Questions(task) for loaded in tasks for part, task in loaded.parts.items()}
-        self._model = HarnessModel(lm.model, tokenizer, batch_size, lm.context_limit or UNLIMITED)
+        rows = 1 if lm.is_length_dependent else batch_size
+        self._model = HarnessModel(lm.model, tokenizer, rows, lm.context_limit or UNLIMITED)
 
     def __call__(self, units: Sequence[Unit]) -> Iterator[Result]:
         name, part, _ = units[0].payload

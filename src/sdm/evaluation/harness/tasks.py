@@ -8,16 +8,16 @@ which are asked behind five examples as is usual, and the metric is the usual on
 from __future__ import annotations
 
 import contextlib
-import difflib
 import logging
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from sdm.errors import UserError
+from sdm.errors import UserError, nearest
 from sdm.evaluation.harness.local_data import Absent, load_local
 
+_log = logging.getLogger(__name__)
 HERE = Path(__file__).parent
 SEED = 1234  # of the choice of examples, the harness's own
 
@@ -78,7 +78,7 @@ class Loaded:
     """The harness's task objects by their names; one, unless it is a group."""
 
 
-def resolve(names: Sequence[str], announce: Callable[[str], None]) -> Any:
+def resolve(names: Sequence[str]) -> Any:
     """The harness's index of tasks with all of these, or an error that names those that are nearest."""
     import lm_eval.tasks
 
@@ -88,12 +88,12 @@ def resolve(names: Sequence[str], announce: Callable[[str], None]) -> Any:
     manager = lm_eval.tasks.TaskManager(include_defaults=False, include_path=[*folders, HERE / "definitions"])
     unknown = [name for name in names if name not in manager.all_tasks]
     if unknown:
-        near = {name: difflib.get_close_matches(name, manager.all_tasks, 3, 0.75) for name in unknown}
+        near = {name: nearest(name, manager.all_tasks, cutoff=0.75) for name in unknown}
         if not all(near.values()):
-            announce("looking through all tasks of the harness, which takes a minute")
+            _log.info("looking through all tasks of the harness, which takes a minute")
             manager = lm_eval.tasks.TaskManager(include_path=[HERE / "definitions"])
             unknown = [name for name in names if name not in manager.all_tasks]
-            near = {name: difflib.get_close_matches(name, manager.all_tasks, 3) for name in unknown}
+            near = {name: nearest(name, manager.all_tasks, cutoff=0.6) for name in unknown}
         if unknown:
             raise UserError("; ".join(_no_task(name, near[name]) for name in unknown))
     return manager
@@ -109,14 +109,13 @@ def load(
     data_dir: Path | None,
     download: bool = False,
     shots: int | None = None,
-    announce: Callable[[str], None] = print,
 ) -> list[Loaded]:
     """Tasks with their datasets: from the data folder, else from what the Hugging Face Hub left in its cache.
 
     Raises for unknown tasks, and if a dataset is absent, says for each of them which files would be taken.
     """
     names = list(names)
-    manager = resolve(names, announce)
+    manager = resolve(names)
     found: list[Loaded] = []
     absent: dict[str, str] = {}
     for name in names:

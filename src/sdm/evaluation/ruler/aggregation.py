@@ -38,6 +38,8 @@ SHORT = Form(common=6, others=1, example_words=20, example_common=3, example_oth
 
 @dataclass(frozen=True)
 class CommonWords:
+    """The task cwe."""
+
     new_tokens: int = 120
     metric: str = "all"
 
@@ -78,12 +80,14 @@ class CommonWordsDraft:
         self._order = rng.getrandbits(64)
 
     def question(self, units: int, filler: str = "") -> str:
+        """The prompt with so many entries of other words."""
         entries = [word for word in self.answers for _ in range(self._form.common)]
         entries += [self._other(number) for number in range(units)]
         random.Random(self._order).shuffle(entries)
         return self._example + _question(_numbered(entries) + filler)
 
     def filler(self, units: int) -> str:
+        """The next entries of the list."""
         start = COMMON * self._form.common + units
         return "".join(f" {start + number + 1}. {self._other(units + number)}" for number in range(3))
 
@@ -127,10 +131,13 @@ FILLER = 400  # characters: more than the next unambiguous number of words adds
 
 @dataclass(frozen=True)
 class FrequentWords:
+    """The task fwe."""
+
     new_tokens: int = 50
     metric: str = "all"
 
     def draft(self, rng: random.Random, length: int) -> FrequentWordsDraft:
+        """Draw a sample."""
         return FrequentWordsDraft(rng, length)
 
 
@@ -149,6 +156,7 @@ class FrequentWordsDraft:
         self._seed = rng.getrandbits(64)
 
     def question(self, units: int, filler: str = "") -> str:
+        """The prompt with about so many coded words."""
         times = counts(self._words(units))
         words = [word for word, often in zip(self._vocabulary, times, strict=False) for _ in range(often)]
         random.Random(self._seed).shuffle(words)

@@ -18,7 +18,7 @@ from sdm.evaluation.ruler.sample import Draft, NoRoom, Sample, TooShort, Window,
 from sdm.evaluation.ruler.tasks import TASKS, text_source
 from sdm.evaluation.ruler.text import Essays
 
-VERSION = 1  # changes when the same seed gives other samples
+VERSION = 2  # changes when the same seed gives other samples
 BUILT_IN = ("text", "code")  # corpora that can stand for essays
 FEW, FAR = 8, 4  # samples that tell how many tokens all need, if the length is so many times that
 
@@ -62,6 +62,7 @@ class Generator:
         )
 
     def samples(self, task: str, length: int, count: int) -> Iterator[Sample]:
+        """The first `count` samples of a task at a length."""
         return (self.sample(task, length, index) for index in range(count))
 
     def smallest_length(self, task: str, length: int, count: int) -> int:

@@ -53,9 +53,11 @@ class Ruler(Measurement):
             raise UserError(f"lengths: name at least one, each once, got {' '.join(map(str, self.lengths))}")
 
     def generator(self, tokenizer: Tokenizer) -> Generator:
+        """The generator of the samples for a tokenizer."""
         return Generator(counter(tokenizer), self.seed, Sources(self.essays, self.squad, self.hotpot))
 
     def plan(self, lm: EvalModel) -> Plan:
+        """Check that the lengths hold the tasks; a unit is a sample."""
         lm.check_length(max(self.lengths), "leave out longer --lengths")
         generator = self.generator(lm.tokenizer)
         units = [
@@ -110,12 +112,15 @@ class Ruler(Measurement):
         return True
 
     def summary(self, results: Mapping[str, Result]) -> dict[str, Any]:
+        """Accuracy by task and length, and the averages."""
         return summarise(results, {task: self.comparable(task) for task in self.tasks})
 
     def report(self, summaries: Mapping[str, dict[str, Any]]) -> Report:
+        """A table per model, and a chart per task and average."""
         return ruler_report(summaries)
 
     def pairs(self, results: Mapping[str, Result]) -> Pairs:
+        """Scores of each sample, over all, by length and by task."""
         return ruler_pairs(results)
 
 
@@ -196,6 +201,7 @@ def _mean(values: Iterable[float]) -> float:
 
 
 def ruler_report(summaries: Mapping[str, dict[str, Any]]) -> Report:
+    """Tables and the grid of charts, from the summaries of models."""
     lengths = sorted({int(length) for one in summaries.values() for task in _rows(one) for length in task["lengths"]})
     tables = [_table(name, summary, lengths) for name, summary in summaries.items()]
     tasks = [task for task in TASKS if any(_measured(one, task) for one in summaries.values())]

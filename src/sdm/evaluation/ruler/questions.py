@@ -21,6 +21,8 @@ from sdm.evaluation.ruler.text import plain_text, read_json_file, word_lists
 
 @dataclass(frozen=True)
 class Question:
+    """A question with its answers and documents."""
+
     text: str
     answers: tuple[str, ...]
     documents: tuple[int, ...]
@@ -32,15 +34,19 @@ class Question:
 class QuestionSet(Protocol):
     """Questions in an order, about documents."""
 
-    def question(self, index: int) -> Question: ...
+    def question(self, index: int) -> Question:
+        """Return the question of a number."""
 
-    def document(self, number: int) -> str: ...
+    def document(self, number: int) -> str:
+        """Return the text of a document."""
 
     @property
-    def num_questions(self) -> int: ...
+    def num_questions(self) -> int:
+        """Number of questions."""
 
     @property
-    def num_documents(self) -> int: ...
+    def num_documents(self) -> int:
+        """Number of documents."""
 
 
 class FileQuestions:
@@ -58,11 +64,13 @@ class FileQuestions:
         return hashlib.sha256(json.dumps([*map(astuple, self._questions), *self._documents]).encode()).hexdigest()
 
     def question(self, index: int) -> Question:
+        """Return the question of a number."""
         if index >= self.num_questions:
             raise DataError(f"{self._path} has {self.num_questions} questions; take at most so many samples")
         return self._questions[index]
 
     def document(self, number: int) -> str:
+        """Return the text of a document."""
         return self._documents[number]
 
 
@@ -149,6 +157,7 @@ class MadeQuestions:
         self.hops, self._seed = hops, seed
 
     def question(self, index: int) -> Question:
+        """Make the question of a number."""
         rng = random.Random(hash_of("made question", self._seed, index))
         pair = rng.randrange(self.num_documents // 2)
         building, founder, _, born = self._facts(pair)
@@ -158,6 +167,7 @@ class MadeQuestions:
         return Question(asked, (born,), (2 * pair, 2 * pair + 1))
 
     def document(self, number: int) -> str:
+        """Make the document of a number."""
         pair, about_person = divmod(number, 2)
         building, founder, town, born = self._facts(pair)
         rng = random.Random(hash_of("made document", self._seed, number))
@@ -204,12 +214,15 @@ _TASK = "Answer the question based on the given documents. Only give me the answ
 
 @dataclass(frozen=True)
 class Answering:
+    """The tasks qa_1 and qa_2."""
+
     source: str
     """Which questions: those of SQuAD's kind, or HotpotQA's."""
     new_tokens: int = 32
     metric: str = "part"
 
     def draft(self, rng: random.Random, questions: QuestionSet, index: int) -> AnsweringDraft:
+        """Draw a sample: the question of a number."""
         return AnsweringDraft(rng, questions, index)
 
 
@@ -228,6 +241,7 @@ class AnsweringDraft:
         self._coming = self._in_turn(rng.getrandbits(64))
 
     def question(self, units: int, filler: str = "") -> str:
+        """The prompt with so many distractors."""
         documents = [self._questions.document(number) for number in self._needed]
         others = self._distractors(units)
         for number, (document, place) in enumerate(zip(documents, self._places, strict=True)):
@@ -239,6 +253,7 @@ class AnsweringDraft:
         )
 
     def filler(self, units: int) -> str:
+        """The next two documents."""
         start = units + len(self._needed)
         coming = self._distractors(units + 2)[units:]
         return "".join(f"\n\nDocument {start + number}:\n{text}" for number, text in enumerate(coming, 1))

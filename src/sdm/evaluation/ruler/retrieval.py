@@ -39,6 +39,7 @@ class Needles:
     metric: str = "all"
 
     def draft(self, rng: random.Random, essays: Essays) -> NeedleDraft:
+        """Draw a sample."""
         return NeedleDraft(self, rng, essays)
 
 
@@ -63,11 +64,13 @@ class NeedleDraft:
 
     @property
     def answer_prefix(self) -> str:
+        """Beginning of the answer."""
         plural, verb = ("", "is") if self._one else ("s", "are")
         value = self._task.value
         return f" The special magic {value}{plural} for {self._query} mentioned in the provided text {verb}"
 
     def question(self, units: int, filler: str = "") -> str:
+        """The prompt with so many sentences, lines or other needles."""
         value, plural = self._task.value, "" if self._one else "s"
         some, verb, asked = ("A", "is", "is") if self._one else ("Some", "are", "are all")
         return (
@@ -77,6 +80,7 @@ class NeedleDraft:
         )
 
     def context(self, units: int, filler: str = "") -> str:
+        """The haystack with its needles."""
         if self._task.haystack == "essay":
             parts, between = self._essays.sentences(0, units), " "
             places = [units * depth // 100 for depth in self._depths]
@@ -87,6 +91,7 @@ class NeedleDraft:
         return between.join([*parts, filler] if filler else parts)
 
     def filler(self, units: int) -> str:
+        """The next sentences of the essay, or noise."""
         if self._task.haystack == "essay":
             return " ".join(self._essays.sentences(units, units + 3))
         return noise_words(FILLER)
@@ -133,6 +138,7 @@ class Variables:
     metric: str = "all"
 
     def draft(self, rng: random.Random) -> VariableDraft:
+        """Draw a sample."""
         return VariableDraft(self, rng)
 
 
@@ -144,17 +150,19 @@ class VariableDraft:
         own, shown = numbers(rng, 2, DIGITS)
         names = _names(rng, EXAMPLE_LETTERS, count)
         lines = _hidden(_chain(names, shown), EXAMPLE_LINES, [rng.random() for _ in names])
-        self._example = _question("\n".join(lines), shown) + _prefix(count, shown) + " ".join(names) + "\n\n"
+        self._example = _question("\n".join(lines), shown) + _prefix(count, shown) + f" {' '.join(names)}\n\n"
         self.answers = tuple(_names(rng, LETTERS, count))
         self.answer_prefix = _prefix(count, own)
         self._value = own
         self._places = [rng.random() for _ in self.answers]
 
     def question(self, units: int, filler: str = "") -> str:
+        """The prompt with so many lines of noise, behind the worked example."""
         lines = _hidden(_chain(self.answers, self._value), units, self._places)
         return self._example + _question("\n".join([*lines, filler] if filler else lines), self._value)
 
     def filler(self, units: int) -> str:
+        """More noise."""
         return noise_words(2 * len(NOISE))
 
 

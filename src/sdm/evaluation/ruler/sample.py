@@ -37,6 +37,7 @@ class Sample:
 
     @property
     def prompt(self) -> str:
+        """Everything that the model reads."""
         return self.question + self.answer_prefix
 
     def record(self) -> dict[str, Any]:
@@ -60,10 +61,12 @@ class Draft(Protocol):
     """
 
     @property
-    def answers(self) -> tuple[str, ...]: ...
+    def answers(self) -> tuple[str, ...]:
+        """What the metric looks for."""
 
     @property
-    def answer_prefix(self) -> str: ...
+    def answer_prefix(self) -> str:
+        """Beginning of the answer."""
 
     def question(self, units: int, filler: str = "") -> str:
         """With so many units of haystack (sentences, needles, list entries, documents), from zero on, and a piece
@@ -99,10 +102,12 @@ class Window:
 
     @staticmethod
     def of(length: int, new_tokens: int) -> Window:
+        """The window of prompts for a length that includes the answer."""
         return Window(math.ceil((1 - SLACK) * length) - new_tokens, length - new_tokens)
 
     @property
     def middle(self) -> float:
+        """The number of tokens that the search aims at."""
         return (self.low + self.high) / 2
 
     def __contains__(self, tokens: int) -> bool:
@@ -111,6 +116,8 @@ class Window:
 
 @dataclass(frozen=True)
 class Fitted:
+    """A draft with an amount of haystack."""
+
     question: str
     tokens: int
     units: int

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Sequence
 
-from sdm.errors import UserError
+from sdm.errors import UserError, did_you_mean
 from sdm.evaluation.ruler.aggregation import CommonWords, FrequentWords
 from sdm.evaluation.ruler.questions import Answering
 from sdm.evaluation.ruler.retrieval import Needles, Variables
@@ -37,9 +36,7 @@ def check_tasks(names: Sequence[str]) -> None:
         raise UserError(f"tasks: name at least one of {', '.join(TASKS)}")
     for number, name in enumerate(names):
         if name not in TASKS:
-            near = difflib.get_close_matches(name, TASKS, n=3, cutoff=0.4)
-            offer = f"did you mean {' or '.join(near)}?" if near else "there are"
-            raise UserError(f"there is no RULER task {name!r}; {offer} {'' if near else ', '.join(TASKS)}".rstrip())
+            raise UserError(f"there is no RULER task {name!r}; {did_you_mean(name, TASKS, 0.4)}")
         if name in names[:number]:
             raise UserError(f"tasks: {name} is named twice")
 

@@ -41,6 +41,7 @@ class Essays:
         return digest.hexdigest()
 
     def sentences(self, start: int, stop: int) -> list[str]:
+        """Return sentences by number; beyond the last, from the beginning again."""
         while len(self._sentences) < max(stop, 1) and not self._whole:
             text = next(self._texts, None)
             if text is None:

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from sdm.analysis.access import AccessProbe, KeyUse, probe_access
 from sdm.analysis.pages import Finding, Illustration
 from sdm.analysis.plots import cumulative_mass_figure, effective_keys_figure, utilisation_figure
 from sdm.data.config import CorpusConfig
 from sdm.evaluation.eval_model import open_model
+from sdm.evaluation.memory_access import AccessProbe, KeyUse, probe_access
 from sdm.evaluation.position import Position
 from sdm.evaluation.report import Table
 from sdm.evaluation.statistics import Mean, weighted_mean

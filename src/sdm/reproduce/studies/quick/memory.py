@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from sdm.analysis.access import AccessProbe, MemoryStats, memory_stats, probe_access
 from sdm.analysis.pages import Finding, Illustration, Verdict
 from sdm.analysis.plots import cumulative_mass_figure, utilisation_figure
 from sdm.data.config import CorpusConfig
 from sdm.data.corpus import open_corpus
 from sdm.evaluation.eval_model import open_model
+from sdm.evaluation.memory_access import AccessProbe, MemoryStats, memory_stats, probe_access
 from sdm.evaluation.report import Table
 from sdm.reproduce.jobs import Outcome
 from sdm.reproduce.recipes.small_code import DEVIATIONS

@@ -5,8 +5,8 @@ Of each token and head, p are the weights of the k slots that it writes (k = W) 
     C(m) = p_(1) + ... + p_(m)        mass of the m heaviest keys
     u(p) = exp(H(p)) / k              effective keys as a share of k: 1 if all weigh the same, 1/k if one has everything
 
-Looking changes nothing: no weight, no mode, no random number. Tokens are counted into fine histograms, so that memory
-does not grow with the text; quantiles are exact to a thousandth.
+Probing has no side effects: no weight, no mode and no random number changes. Tokens are counted into fine histograms,
+so that memory does not grow with the text; quantiles are exact to a thousandth.
 
 Shapes: B batch, T time, H heads, K keys of a token, J bins.
 """
@@ -53,10 +53,11 @@ class KeyUse:
     effective_quantiles: dict[float, float]
     """Of u(p), by their share; 0.5 is the median."""
     effective_counts: NDArray[np.int64]
-    """[1000] how many u(p) fell into each of so many equal parts of 0 ... 1 ([100] of what was read again)."""
+    """[1000] how many u(p) fell into each of so many equal parts of 0 ... 1 ([100] if read from JSON)."""
 
     @property
     def effective_median(self) -> float:
+        """Median of u(p)."""
         return self.effective_quantiles[0.5]
 
     def describe(self) -> dict[str, Any]:
@@ -71,12 +72,12 @@ class KeyUse:
         }
 
     @classmethod
-    def from_description(cls, found: Mapping[str, Any]) -> KeyUse:
-        """What `describe` gave, for figures of what was kept."""
-        mass, low, high = (np.array(found[name], dtype=np.float64) for name in ("mass", "mass_low", "mass_high"))
-        quantiles = {float(share): value for share, value in found["effective_quantiles"].items()}
-        counts = np.array(found["effective_counts"], dtype=np.int64)
-        return cls(found["keys"], found["count"], mass, low, high, found["effective_mean"], quantiles, counts)
+    def from_json(cls, fields: Mapping[str, Any]) -> KeyUse:
+        """Read what `describe` gave, for figures of stored results."""
+        mass, low, high = (np.array(fields[name], dtype=np.float64) for name in ("mass", "mass_low", "mass_high"))
+        quantiles = {float(share): value for share, value in fields["effective_quantiles"].items()}
+        counts = np.array(fields["effective_counts"], dtype=np.int64)
+        return cls(fields["keys"], fields["count"], mass, low, high, fields["effective_mean"], quantiles, counts)
 
 
 @dataclass(frozen=True)

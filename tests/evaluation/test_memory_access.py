@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 import sdm
-from sdm.analysis.access import memory_stats, probe_access, quantile
+from sdm.evaluation.memory_access import memory_stats, probe_access, quantile
 from sdm.layers.memory_statistics import sdm_layers
 from sdm.training.memory_statistics import MemoryStatistics
 from tiny_models import tiny_model, tokens
