@@ -22,8 +22,8 @@ from _harness import Ratio, report
 from _rank_jobs import VOCABULARY, Case
 from sdm.models.model_config import ModelConfig
 from sdm.plan import Workload
+from sdm.plan.dry_run import dry_run
 from sdm.plan.memory import memory
-from sdm.plan.rehearsal import rehearse
 from sdm.run.mesh import Mesh
 
 WORKER = Path(__file__).with_name("_rank_jobs.py")
@@ -66,7 +66,7 @@ def planned(case: Case) -> float:
         case.keep_weights,
         channels_at_once=64,
     )
-    return memory(work, rehearse(work)).total
+    return memory(work, dry_run(work)).total
 
 
 def launch(ranks: int, *arguments: str) -> subprocess.Popen[str]:

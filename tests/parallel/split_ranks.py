@@ -25,7 +25,7 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 from sdm.layers import SparseDeltaMemory, sparse_delta_memory
 from sdm.models import SDMForCausalLM
 from sdm.models.likelihood import nll
-from sdm.parallel import TimeSlice, counted, split_channels, split_time
+from sdm.parallel import TimeSlice, count_traffic, split_channels, split_time
 from sdm.ranks import Ranks
 from sdm.run.mesh import Mesh
 from sdm.training.parallel import Parallel
@@ -64,17 +64,17 @@ def gradients(model: nn.Module, loss: Tensor) -> dict[str, Tensor]:
 def check_channels(stack: str, layout: str) -> None:
     whole = model_of(stack)
     split = copy.deepcopy(whole)
-    cuts = split_channels(split, world())
+    shards = split_channels(split, world())
     ids, targets, bounds = batch(layout)
     expected = nll(whole, ids, targets, bounds)[0]
-    with counted() as traffic:
+    with count_traffic() as traffic:
         found = nll(split, ids, targets, bounds)[0]
     assert_close(found, expected)
     wanted, got = gradients(whole, expected), gradients(split, found)
     assert wanted.keys() == got.keys()
     for name, grad in got.items():
-        cut = cuts.get(name)
-        assert_close(grad, wanted[name] if cut is None else cut.take(wanted[name]), name)
+        shard = shards.get(name)
+        assert_close(grad, wanted[name] if shard is None else shard.take(wanted[name]), name)
     assert set(traffic.kinds(world())) == {"all_reduce"}
 
 
@@ -101,7 +101,7 @@ def check_channels_and_context(stack: str, layout: str) -> None:
     whole = model_of(stack)
     split = copy.deepcopy(whole)
     mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("context", "channel"))
-    cuts = split_channels(split, mesh["channel"].get_group())
+    shards = split_channels(split, mesh["channel"].get_group())
     time = mesh["context"].get_group()
     split_time(split, time)
     ids, targets, bounds = batch(layout)
@@ -112,7 +112,7 @@ def check_channels_and_context(stack: str, layout: str) -> None:
     for name, grad in wanted.items():
         own = got[name].clone()
         dist.all_reduce(own, group=time)
-        assert_close(own, cuts[name].take(grad) if name in cuts else grad, name)
+        assert_close(own, shards[name].take(grad) if name in shards else grad, name)
 
 
 def check_states(stack: str, layout: str) -> None:
@@ -203,7 +203,7 @@ def print_traffic() -> None:
             else:
                 split_time(model, world())
                 part = TimeSlice.of(ids, targets, None, dist.get_rank(), dist.get_world_size())
-            with counted() as traffic:
+            with count_traffic() as traffic:
                 nll(model, part.input_ids, part.targets)[0].backward()
             found[f"{dim} {stack}"] = traffic.kinds(world())
     print(json.dumps(found), flush=True)

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from processes import run_ranks
-from sdm.parallel import Cut, TimeSlice
+from sdm.parallel import ChannelShard, TimeSlice
 
 
 @pytest.mark.parametrize("ranks", [2, pytest.param(4, marks=pytest.mark.slow)])
@@ -18,13 +18,13 @@ def test_split_models_are_the_whole_model(ranks: int) -> None:
     assert all("checks" in text for text in printed), printed
 
 
-def test_cuts_are_the_same_stretch_of_every_head() -> None:
+def test_shards_are_the_same_stretch_of_every_head() -> None:
     whole = torch.arange(2 * 12 * 3).view(2, 12, 3)
-    cuts = [Cut(1, 2, rank, 3) for rank in range(3)]
-    parts = [cut.take(whole) for cut in cuts]
+    shards = [ChannelShard(1, 2, rank, 3) for rank in range(3)]
+    parts = [shard.take(whole) for shard in shards]
     assert torch.equal(parts[1], whole[:, [2, 3, 8, 9]])
-    assert torch.equal(cuts[0].join(parts), whole)
-    assert all(cut.whole_shape(part.shape) == whole.shape for cut, part in zip(cuts, parts, strict=True))
+    assert torch.equal(shards[0].join(parts), whole)
+    assert all(shard.full_shape(part.shape) == whole.shape for shard, part in zip(shards, parts, strict=True))
 
 
 def test_time_slices_of_rows_that_ranks_do_not_divide() -> None:

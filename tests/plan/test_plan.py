@@ -14,8 +14,8 @@ from sdm.models import cost
 from sdm.models.ladder import ladder
 from sdm.models.likelihood import nll
 from sdm.plan import ACCELERATORS, Workload, make_plan
-from sdm.plan.rehearsal import rehearse
-from sdm.plan.traffic import traffic
+from sdm.plan.dry_run import dry_run
+from sdm.plan.estimate import traffic
 from sdm.run.mesh import Mesh
 from tiny_models import tiny_config, tiny_model
 
@@ -31,14 +31,14 @@ def test_planned_traffic_is_what_ranks_send() -> None:
         dim, stack = name.split()
         config = tiny_config(stack, num_attention_heads=4)
         work = Workload(config, Mesh(**{dim: 2}), 24, 2, 2, "float32", "none")
-        planned = traffic(work, rehearse(work))
+        planned = traffic(work, dry_run(work))
         assert planned.pop(dim) == kinds, name
         # Those along "context" also share weights, which are not dealt to them there.
         assert all(not other for dim, other in planned.items() if dim != "data")
 
 
 def test_blocks_keep_what_a_real_step_keeps() -> None:
-    """The bytes that autograd saves in a rehearsal are those of real numbers."""
+    """The bytes that autograd saves in a dry run are those of real numbers."""
     model, work = tiny_model("sdm"), Workload(tiny_config("sdm"), Mesh(), 40, 2, 2, "float32", "none")
     own, kept = {x.untyped_storage()._cdata for x in model.parameters()}, {}
 
@@ -54,22 +54,22 @@ def test_blocks_keep_what_a_real_step_keeps() -> None:
             y = block(x)
         total += sum(x.untyped_storage().nbytes() for x in kept.values())
         x = y.detach().requires_grad_()
-    blocks = rehearse(work)
+    blocks = dry_run(work)
     assert sum(blocks[kind].saved for kind in work.model.layer_types) == total
 
 
 def test_long_rows_are_linear_in_their_length() -> None:
-    """What is found by two short rehearsals is what a long one finds."""
-    from sdm.plan import rehearsal
+    """What is found by two short dry runs is what a long one finds."""
+    from sdm.plan import dry_run as module
 
     work = Workload(tiny_config("sdm"), Mesh(context=2), 6000, 1, 1)
-    extended = rehearse(work)
-    limit = rehearsal.LONGEST
+    extended = dry_run(work)
+    limit = module.LONGEST
     try:
-        rehearsal.LONGEST = 10_000
-        whole = rehearse(work)
+        module.LONGEST = 10_000
+        whole = dry_run(work)
     finally:
-        rehearsal.LONGEST = limit
+        module.LONGEST = limit
     for kind, block in whole.items():
         assert extended[kind].saved == pytest.approx(block.saved, rel=0.01)
         assert extended[kind].forward == block.forward
@@ -80,7 +80,7 @@ def test_states_and_tables_shrink_with_channels() -> None:
 
     def tables(channel: int) -> float:
         work = Workload(ladder(1), Mesh(channel=channel), 2048, 4, 1)
-        blocks = rehearse(work)
+        blocks = dry_run(work)
         own = sum(blocks[kind].initial_state for kind in work.model.layer_types)
         return 16 * own + make_plan(work, H100).memory.states
 
@@ -89,7 +89,7 @@ def test_states_and_tables_shrink_with_channels() -> None:
 
 def test_the_parameters_are_those_of_the_cost() -> None:
     work = Workload(ladder(8), Mesh(), 512, 1, 1)
-    blocks, costs = rehearse(work), cost(work.model)
+    blocks, costs = dry_run(work), cost(work.model)
     inner = sum(blocks[kind].weights for kind in work.model.layer_types) + work.model.hidden_size
     assert inner == costs.non_embedding_parameters
     assert sum(blocks[kind].initial_state for kind in work.model.layer_types) == costs.initial_state_parameters
@@ -97,7 +97,7 @@ def test_the_parameters_are_those_of_the_cost() -> None:
 
 def test_pieces_are_gathered_for_each_and_exchanged_once() -> None:
     work = Workload(tiny_config("sdm"), Mesh(data=2), 16, 4, 2, "float32", "none")
-    blocks = rehearse(work)
+    blocks = dry_run(work)
     one, two = (traffic(replace(work, batch_size=rows), blocks)["data"] for rows in (4, 8))
     assert replace(work, batch_size=8).pieces == 2
     assert two["all_gather"] == 2 * one["all_gather"]
@@ -108,9 +108,9 @@ def test_pieces_are_gathered_for_each_and_exchanged_once() -> None:
 
 def test_kept_weights_are_gathered_once() -> None:
     work = Workload(tiny_config("sdm"), Mesh(data=2), 16, 4, 2, "float32", "none")
-    kept, blocks = replace(work, keep_weights=True), rehearse(work)
+    kept, blocks = replace(work, keep_weights=True), dry_run(work)
     twice, once = (traffic(one, blocks)["data"] for one in (work, kept))
-    inner = 4 * sum(blocks[kind].share for kind in work.model.layer_types)
+    inner = 4 * sum(blocks[kind].shard for kind in work.model.layer_types)
     assert twice["all_gather"] - once["all_gather"] == inner
     assert twice["reduce_scatter"] == once["reduce_scatter"]
     # They are all there when the first gradients are.

@@ -48,7 +48,7 @@ def perform(config: TrainConfig, folder: Path, action: str) -> tuple[dict[str, A
     def look(*arguments: Any) -> None:
         if not tensors:
             grads = {name: x.grad for name, x in trainer.model.named_parameters() if x.grad is not None}
-            tensors.update(whole({name: trainer.parallel.share(name, grad) for name, grad in grads.items()}))
+            tensors.update(whole({name: trainer.parallel.full(name, grad) for name, grad in grads.items()}))
 
     trainer.optimizer.register_step_pre_hook(look)
     trainer.run()

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from sdm.evaluation.report import Table
 from sdm.plan import Plan
-from sdm.plan.hardware import MATRIX_SHARE, MEMORY_SHARE, USABLE, WIRE_SHARE
+from sdm.plan.workload import MATRIX_SHARE, MEMORY_SHARE, USABLE, WIRE_SHARE
 
 GIGABYTE = 1e9
 _HEADS = {

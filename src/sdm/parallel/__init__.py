@@ -1,25 +1,22 @@
-"""One model over several ranks: the memory split by channels, sequences split by time.
+"""One model over several ranks: memories split by channels, sequences split by time.
 
-Layers keep their classes' arithmetic and their parameters' names; what is here adds the few exchanges between ranks.
+The layers keep their arithmetic and the names of their parameters. This package adds the collectives between ranks.
 """
 
-from sdm.parallel.channels import Cut, split_channels
-from sdm.parallel.collectives import Traffic, counted
+from sdm.parallel.channels import ChannelShard, split_channels
+from sdm.parallel.collectives import Traffic, count_traffic
 from sdm.parallel.context import TimeSlice, split_time
-from sdm.parallel.degrees import unsupported_reason
-from sdm.parallel.shares import share_dim, share_size
-from sdm.parallel.wholes import share_of_whole, take_share_
+from sdm.parallel.full_tensors import from_full_, shard_dim, shard_size, to_full
 
 __all__ = [
-    "Cut",
+    "ChannelShard",
     "TimeSlice",
     "Traffic",
-    "counted",
-    "share_dim",
-    "share_of_whole",
-    "share_size",
+    "count_traffic",
+    "from_full_",
+    "shard_dim",
+    "shard_size",
     "split_channels",
     "split_time",
-    "take_share_",
-    "unsupported_reason",
+    "to_full",
 ]

@@ -1,7 +1,6 @@
-"""Exchanges between the ranks of a group that gradients pass through, and how much they send.
+"""Differentiable collectives, and a count of the bytes that they send.
 
-Every function is called by all ranks of the group at the same place of the program. A loss is understood as the sum of
-what the ranks compute, each of its own part.
+All ranks of the group call each function, in the same order. The loss is the sum of the ranks' own losses.
 
 Shapes: B batch, T time of the whole sequence, P ranks.
 """
@@ -22,12 +21,12 @@ Group = dist.ProcessGroup
 
 @dataclass
 class Traffic:
-    """What one rank hands to collectives: bytes of the tensors that go in, by the group's name and the kind."""
+    """Bytes of the tensors that one rank passes to collectives, by the group's name and the kind of collective."""
 
     sent: dict[tuple[str, str], int] = field(default_factory=dict)
 
     def kinds(self, group: Group) -> dict[str, int]:
-        """Bytes within a group, by kind."""
+        """Return the bytes within a group, by kind of collective."""
         return {kind: count for (name, kind), count in self.sent.items() if name == group.group_name}
 
 
@@ -35,7 +34,7 @@ _counters: list[Traffic] = []
 
 
 @contextlib.contextmanager
-def counted() -> Iterator[Traffic]:
+def count_traffic() -> Iterator[Traffic]:
     """Count what this process sends through the functions of this file, in forward and in backward."""
     traffic = Traffic()
     _counters.append(traffic)
@@ -58,7 +57,7 @@ def _all_reduce(x: Tensor, group: Group) -> Tensor:
     return x
 
 
-class _Share(torch.autograd.Function):
+class _CopyTo(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, group: Group, *tensors: Tensor) -> tuple[Tensor, ...]:
         ctx.group = group
@@ -73,13 +72,14 @@ class _Share(torch.autograd.Function):
         return None, *(piece.view_as(grad).to(grad.dtype) for piece, grad in zip(pieces, grads, strict=True))
 
 
-def share(group: Group, *tensors: Tensor) -> tuple[Tensor, ...]:
-    """The tensors, equal on all ranks, of which each rank goes on to compute another part: their gradients are the sums
-    over the ranks."""
-    return _Share.apply(group, *tensors)
+def copy_to(group: Group, *tensors: Tensor) -> tuple[Tensor, ...]:
+    """Return tensors that are equal on all ranks; their gradients are summed over the ranks.
+
+    Use it where ranks continue with different parts of the computation."""
+    return _CopyTo.apply(group, *tensors)
 
 
-class _AddUp(torch.autograd.Function):
+class _ReduceFrom(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor, group: Group) -> Tensor:
         return _all_reduce(x, group)
@@ -89,12 +89,12 @@ class _AddUp(torch.autograd.Function):
         return grad, None
 
 
-def add_up(x: Tensor, group: Group) -> Tensor:
-    """The sum over the ranks, with which all of them go on to compute the same."""
-    return _AddUp.apply(x, group)
+def reduce_from(x: Tensor, group: Group) -> Tensor:
+    """Sum over the ranks; the gradient passes unchanged. Use it where all ranks continue with the same computation."""
+    return _ReduceFrom.apply(x, group)
 
 
-class _Total(torch.autograd.Function):
+class _AllReduce(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor, group: Group) -> Tensor:
         ctx.group = group
@@ -105,12 +105,12 @@ class _Total(torch.autograd.Function):
         return _all_reduce(grad, ctx.group), None
 
 
-def total(x: Tensor, group: Group) -> Tensor:
-    """The sum over the ranks, with which each goes on to compute another part."""
-    return _Total.apply(x, group)
+def all_reduce(x: Tensor, group: Group) -> Tensor:
+    """Sum over the ranks, and sum the gradients. Use it where ranks continue with different parts."""
+    return _AllReduce.apply(x, group)
 
 
-def _exchange(x: Tensor, group: Group, split: int, join: int) -> Tensor:
+def _all_to_all(x: Tensor, group: Group, split: int, join: int) -> Tensor:
     size = dist.get_world_size(group)
     # The part for each rank first; then the part from each rank first.
     parts = torch.stack(x.chunk(size, dim=split)).contiguous()
@@ -120,21 +120,21 @@ def _exchange(x: Tensor, group: Group, split: int, join: int) -> Tensor:
     return torch.cat(received.unbind(), dim=join)
 
 
-class _Exchange(torch.autograd.Function):
+class _AllToAll(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor, group: Group, split: int, join: int) -> Tensor:
         ctx.group, ctx.split, ctx.join = group, split, join
-        return _exchange(x, group, split, join)
+        return _all_to_all(x, group, split, join)
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Any, ...]:
-        return _exchange(grad, ctx.group, ctx.join, ctx.split), None, None, None
+        return _all_to_all(grad, ctx.group, ctx.join, ctx.split), None, None, None
 
 
-def exchange(x: Tensor, group: Group, split: int, join: int) -> Tensor:
-    """Slices along `join` become slices along `split`: rank r gives its p-th part along `split` to rank p, and joins
-    what it gets along `join`. All ranks have the same shape."""
-    return _Exchange.apply(x, group, split, join)
+def all_to_all(x: Tensor, group: Group, split: int, join: int) -> Tensor:
+    """Turn slices along `join` into slices along `split`: rank r sends its p-th part along `split` to rank p, and
+    concatenates what it receives along `join`. All ranks have the same shape."""
+    return _AllToAll.apply(x, group, split, join)
 
 
 class _Gather(torch.autograd.Function):
@@ -167,15 +167,14 @@ def _scatter_sum(grad: Tensor, group: Group) -> Tensor:
 
 
 def gather_time(group: Group, *tensors: Tensor) -> tuple[Tensor, ...]:
-    """[B,T/P,...] of each rank become [B,T,...] on all, of which each rank goes on to compute another part. Integers
-    have no gradients."""
+    """Gather [B,T/P,...] of each rank to [B,T,...] on all; gradients are summed. Integers have no gradients."""
     floats = [x for x in tensors if x.is_floating_point()]
     gathered = iter(_Gather.apply(group, *floats))
     return tuple(next(gathered) if x.is_floating_point() else _gather(x, group) for x in tensors)
 
 
 def _pass_on(x: Tensor, group: Group, step: int) -> Tensor:
-    """Give x to the rank `step` further and take that of the rank as far before; zeros where there is none."""
+    """Send x to the rank `step` further and receive from the rank as far before; zeros where there is none."""
     rank, size = dist.get_rank(group), dist.get_world_size(group)
     sizes_out, sizes_in = [0] * size, [0] * size
     count = x.numel()
@@ -202,13 +201,13 @@ class _PassOn(torch.autograd.Function):
 
 
 def tokens_before(x: Tensor, group: Group, count: int) -> Tensor:
-    """The last `count` tokens before this rank's slice x [B,T/P,...] of time, or as many as there are."""
+    """Return the last `count` tokens before this rank's slice x [B,T/P,...] of time, or as many as there are."""
     own = x.shape[1]
-    piece, found = x[:, max(0, own - count) :], 0
+    piece, received = x[:, max(0, own - count) :], 0
     parts: list[Tensor] = []
-    while found < count and own:
+    while received < count and own:
         piece = _PassOn.apply(piece, group)
         parts.insert(0, piece)
-        found += piece.shape[1]
+        received += piece.shape[1]
     before = min(count, dist.get_rank(group) * own)
-    return torch.cat(parts, dim=1)[:, found - before :] if parts else x[:, :0]
+    return torch.cat(parts, dim=1)[:, received - before :] if parts else x[:, :0]

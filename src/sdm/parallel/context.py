@@ -1,9 +1,9 @@
-"""Sequences split over ranks: each has a slice of time, of equal length.
+"""Sequences split over ranks: each rank has a slice of time, all of equal length.
 
-Norms, MLPs, embeddings and the loss look at one token at a time and need nothing. A local layer asks the rank before
-for the few tokens that it sees beyond its slice. A memory turns slices of time into slices of channels (SDM) or heads
-(GDN, DeltaNet, Mamba2), runs over the whole sequence, and turns back: no rank waits for the state of another. Full
-attention gathers keys and values.
+Norms, MLPs, embeddings and the loss work token by token and need no communication. A local layer receives the few
+tokens before its slice from the rank before. A recurrent layer turns slices of time into slices of channels (SDM) or
+heads (GDN, DeltaNet, Mamba2) by an all-to-all, runs over the whole sequence, and turns back: no rank waits for the
+state of another. Full attention gathers keys and values.
 
 Shapes: B batch, T time of the whole sequence, P ranks, H heads, D value channels.
 """
@@ -32,12 +32,11 @@ from sdm.layers import (
 )
 from sdm.layers.full_attention import attend_blocks
 from sdm.layers.streams import Streams, documents_of, streams_of
+from sdm.models.likelihood import IGNORED
 from sdm.ops.gated_delta_rule import gated_delta_rule
 from sdm.ops.state_space import state_space
-from sdm.parallel.collectives import Group, exchange, gather_time, tokens_before
+from sdm.parallel.collectives import Group, all_to_all, gather_time, tokens_before
 from sdm.parallel.memory import SplitMemory
-
-IGNORED = -100
 
 
 @dataclass(frozen=True)
@@ -50,7 +49,7 @@ class TimeSlice:
 
     @staticmethod
     def of(input_ids: Tensor, targets: Tensor, cu_seqlens: Tensor | None, rank: int, ranks: int) -> TimeSlice:
-        """The slice of this rank. Rows that ranks do not divide get tokens at their end that nothing depends on."""
+        """Return the slice of a rank. Rows whose length the ranks do not divide are padded at their end."""
         missing = -input_ids.shape[1] % ranks
         if missing:
             input_ids, targets = F.pad(input_ids, (0, missing)), F.pad(targets, (0, missing), value=IGNORED)
@@ -61,7 +60,7 @@ class TimeSlice:
 
 
 def check_context(model: nn.Module, ranks: int, channel: int = 1) -> None:
-    """Raise unless sequences can be split over so many ranks in every layer of the model, whose memories are to be
+    """Raise a ValueError unless every layer of the model can split sequences over so many ranks, with its memories
     split over `channel` ranks."""
     for name, layer in _mixers(model):
         if _kind(layer) is None:
@@ -82,8 +81,8 @@ def check_context(model: nn.Module, ranks: int, channel: int = 1) -> None:
 def split_time(model: nn.Module, group: Group) -> None:
     """Make the layers of a model work on slices of time, one per rank of the group, in place.
 
-    From now on the model takes a `TimeSlice`, keeps no states and takes no padding. Each rank's loss and gradients are
-    those of its own targets: their sums over the group are the whole.
+    The model then takes a `TimeSlice`, carries no states and takes no padding. Each rank's loss and gradients are those
+    of its own targets; their sums over the group are those of the whole sequence.
     """
     check_context(model, dist.get_world_size(group))
     for _, layer in _mixers(model):
@@ -93,8 +92,8 @@ def split_time(model: nn.Module, group: Group) -> None:
 
 
 def _mixers(model: nn.Module) -> list[tuple[str, nn.Module]]:
-    found = [(name, module) for name, module in model.named_modules() if name.rpartition(".")[2] == "mixer"]
-    return found or [("layer", model)]
+    mixers = [(name, module) for name, module in model.named_modules() if name.rpartition(".")[2] == "mixer"]
+    return mixers or [("layer", model)]
 
 
 def _kind(layer: nn.Module) -> type[nn.Module] | None:
@@ -102,7 +101,7 @@ def _kind(layer: nn.Module) -> type[nn.Module] | None:
 
 
 class _OnSlices(nn.Module):
-    """What the layers below share."""
+    """Base of the layers that work on slices of time."""
 
     context_group: Group
 
@@ -139,7 +138,10 @@ def _refuse(state: Any = None, return_state: bool = False, attention_mask: Tenso
 
 
 class SlicedWindow(_OnSlices, SlidingWindowAttention):
+    """Sliding-window attention on a slice of time."""
+
     def forward(self, x: Tensor, cu_seqlens: Tensor | None = None, **others: Any) -> Tensor:  # type: ignore[override]
+        """Return this rank's slice of the output, given its slice of the input."""
         _refuse(**others)
         behind = self._before(x, self.window - 1)
         # The positions are those of the whole sequence: they also say which documents the tokens are of.
@@ -150,7 +152,10 @@ class SlicedWindow(_OnSlices, SlidingWindowAttention):
 
 
 class SlicedShift(_OnSlices, TokenShift):
+    """A token shift on a slice of time."""
+
     def forward(self, x: Tensor, cu_seqlens: Tensor | None = None, **others: Any) -> Tensor:  # type: ignore[override]
+        """Return this rank's slice of the output, given its slice of the input."""
         _refuse(**others)
         behind = self._before(x, 1)
         y = TokenShift.forward(self, behind, cu_seqlens=self._documents(behind, x, cu_seqlens))
@@ -159,7 +164,10 @@ class SlicedShift(_OnSlices, TokenShift):
 
 
 class SlicedShiftedKeys(_OnSlices, ShiftedKeys):
+    """A layer with shifted keys on a slice of time."""
+
     def forward(self, x: Tensor, cu_seqlens: Tensor | None = None, **others: Any) -> Tensor:  # type: ignore[override]
+        """Return this rank's slice of the output, given its slice of the input."""
         _refuse(**others)
         behind = self._before(x, self.history)
         streams = streams_of(behind, None, self._documents(behind, x, cu_seqlens))
@@ -168,9 +176,12 @@ class SlicedShiftedKeys(_OnSlices, ShiftedKeys):
 
 
 class SlicedDeltaNet(_OnSlices, GatedDeltaNet):
+    """Gated DeltaNet on a slice of time, by heads."""
+
     def forward(  # type: ignore[override]
         self, x: Tensor, cu_seqlens: Tensor | None = None, key_input: Tensor | None = None, **others: Any
     ) -> Tensor:
+        """Return this rank's slice of the output, given its slice of the input."""
         _refuse(**others)
         history = self.conv.kernel_size - 1 if self.conv is not None else 0
         behind = self._before(x, history)
@@ -191,7 +202,10 @@ class SlicedDeltaNet(_OnSlices, GatedDeltaNet):
 
 
 class SlicedMamba2(_OnSlices, Mamba2):
+    """Mamba2 on a slice of time, by heads."""
+
     def forward(self, x: Tensor, cu_seqlens: Tensor | None = None, **others: Any) -> Tensor:  # type: ignore[override]
+        """Return this rank's slice of the output, given its slice of the input."""
         _refuse(**others)
         behind = self._before(x, self.conv.kernel_size - 1)
         streams = streams_of(behind, None, self._documents(behind, x, cu_seqlens))
@@ -205,9 +219,10 @@ class SlicedMamba2(_OnSlices, Mamba2):
 
 
 class SlicedProductKeys(_OnSlices, ProductKeyMemory):
-    """It looks at one token at a time, and need not know which documents the tokens are of."""
+    """Product-key memory on a slice of time. It works token by token, and ignores document boundaries."""
 
     def forward(self, x: Tensor, cu_seqlens: Tensor | None = None, **others: Any) -> Tensor:  # type: ignore[override]
+        """Return this rank's slice of the output, given its slice of the input."""
         _refuse(**others)
         y = ProductKeyMemory.forward(self, x)
         assert isinstance(y, Tensor)
@@ -220,17 +235,19 @@ def _over_heads(
     """A rule on tokens [B,T/P,H,...]: slices of time become slices of heads, and after it slices of time again."""
     if initial_state is not None:
         initial_state = initial_state.chunk(dist.get_world_size(group))[dist.get_rank(group)]
-    whole = (exchange(x, group, split=2, join=1) for x in tokens)
+    whole = (all_to_all(x, group, split=2, join=1) for x in tokens)
     readings, _ = rule(*whole, initial_state=initial_state, **options)
-    return exchange(readings, group, split=1, join=2)
+    return all_to_all(readings, group, split=1, join=2)
 
 
 class SlicedFullAttention(_OnSlices, FullAttention):
-    """Keys and values of the whole sequence are gathered: with grouped heads they are the smaller part. torch's ring of
-    exchanges (2.13) has no kernel on CPUs, takes no documents, and deals tokens to the ranks in another order than the
-    other layers need."""
+    """Full attention on a slice of time, with keys and values of the whole sequence gathered.
+
+    With grouped heads they are the smaller part. torch's ring attention (2.13) has no CPU kernel, takes no packed
+    documents, and assigns tokens to ranks in another order than the other layers need."""
 
     def forward(self, x: Tensor, cu_seqlens: Tensor | None = None, **others: Any) -> Tensor:  # type: ignore[override]
+        """Return this rank's slice of the output, given its slice of the input."""
         _refuse(**others)
         start, end = self._span(x, x)
         bounds = [0, end] if cu_seqlens is None else cu_seqlens.clamp(max=end).unique_consecutive().tolist()

@@ -1,4 +1,4 @@
-"""How much memory a training step takes of a rank, by kind."""
+"""Memory that a training step takes of a rank, by kind."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, fields, replace
 
 from sdm.models import cost
-from sdm.plan.rehearsal import Rehearsal
+from sdm.plan.dry_run import BlockCost
 from sdm.plan.workload import FLOAT, Workload
 
 
@@ -25,26 +25,27 @@ class Memory:
 
     @property
     def total(self) -> float:
+        """Bytes of all kinds that exist at this moment."""
         return sum(getattr(self, field.name) for field in fields(self)) - 2 * self.elsewhere
 
 
-def memory(work: Workload, blocks: dict[str, Rehearsal]) -> Memory:
-    """The moment at which a rank has most. States and rows are told even if it is another than theirs."""
+def memory(work: Workload, blocks: dict[str, BlockCost]) -> Memory:
+    """Return the memory of a rank at its peak. States and rows are listed even if their peak is at another moment."""
     most = max(_moments(work, blocks), key=lambda moment: moment.total)
     states, rows = _tables(work)
     elsewhere = states + rows - most.states - most.saved_rows
     return replace(most, states=states, saved_rows=rows, elsewhere=elsewhere)
 
 
-def _moments(work: Workload, blocks: dict[str, Rehearsal]) -> Iterator[Memory]:
-    """Backward, from the logits to the embeddings: activations become fewer and gradients more; and forward, if weights
-    are kept. Counted in elements, but for activations, states and rows."""
+def _moments(work: Workload, blocks: dict[str, BlockCost]) -> Iterator[Memory]:
+    """The moments that can be the peak: those of backward, from the logits to the embeddings, where activations become
+    fewer and gradients more; and those of forward, if weights are kept."""
     model, shards = work.model, work.mesh.shards
-    dealt = work.mesh.size > 1  # FSDP gathers blocks when they run; a single rank with the same channels copies them
+    fsdp = work.mesh.size > 1  # FSDP gathers blocks when they run; a single rank with the same channels copies them
     stack = [blocks[kind] for kind in model.layer_types or []]
     head = model.vocab_size * model.hidden_size
     root = head * (1 if model.tie_word_embeddings else 2) + model.hidden_size
-    inner, tables = sum(one.weights for one in stack), sum(one.initial_state for one in stack)
+    inner, tables = sum(block.weights for block in stack), sum(block.initial_state for block in stack)
     inputs = FLOAT * work.tokens * model.hidden_size
 
     def moment(
@@ -58,8 +59,8 @@ def _moments(work: Workload, blocks: dict[str, Rehearsal]) -> Iterator[Memory]:
         if work.pieces > 1:  # those of the pieces before, which are not exchanged before the last one
             gradients = root + inner + tables
         return Memory(
-            weights=FLOAT * ((root + inner) / shards + (root + gathered if dealt else 0)),
-            initial_states=FLOAT * (tables / shards + (gathered_tables if dealt else 0)),
+            weights=FLOAT * ((root + inner) / shards + (root + gathered if fsdp else 0)),
+            initial_states=FLOAT * (tables / shards + (gathered_tables if fsdp else 0)),
             optimizer=2 * FLOAT * (root + inner + tables) / shards,
             gradients=FLOAT * gradients,
             states=states,
@@ -67,10 +68,10 @@ def _moments(work: Workload, blocks: dict[str, Rehearsal]) -> Iterator[Memory]:
             activations=activations,
         )
 
-    kept = [inputs if work.checkpointing == "block" else one.saved for one in stack]
+    kept = [inputs if work.checkpointing == "block" else block.saved for block in stack]
     logits = 3 * FLOAT * min(model.loss_chunk_size or work.tokens, work.tokens) * model.vocab_size
     table, rows = _tables(work)
-    whole = work.keep_weights and dealt  # blocks that backward has not reached are there whole
+    whole = work.keep_weights and fsdp  # blocks that backward has not reached are there whole
     there = stack if whole else stack[-1:]
     if whole and shards > 1:  # forward, where the blocks come one by one, as below in backward
         for place, block in enumerate(stack):
@@ -79,7 +80,7 @@ def _moments(work: Workload, blocks: dict[str, Rehearsal]) -> Iterator[Memory]:
     yield moment(sum(kept) + 3 * inputs + logits, head, *_gathered(there))
     for place in reversed(range(len(stack))):
         block, later = stack[place], stack[place + 1 :]
-        gradients: float = head + sum(one.weights + one.initial_state for one in later)
+        gradients: float = head + sum(block.weights + block.initial_state for block in later)
         if shards > 1:  # the head's are exchanged at the end, with those of the embeddings
             on_wire = later[0].weights + later[0].initial_state if later else 0
             gradients = head + (gradients - head) / shards + on_wire
@@ -89,14 +90,14 @@ def _moments(work: Workload, blocks: dict[str, Rehearsal]) -> Iterator[Memory]:
         # One is fetched while the one after it is at work; what that one said of its weights is on the wire.
         there = stack[: place + 1] if whole else stack[max(place - 1, 0) : place + 1] if shards > 1 else [block]
         below = sum(kept[:place]) + inputs
-        yield moment(below + block.busiest, gradients, *_gathered(there))
+        yield moment(below + block.peak, gradients, *_gathered(there))
         if block.in_recurrence:
             yield moment(below + block.in_recurrence, gradients, *_gathered(there), table, rows)
     first = stack[0].weights + stack[0].initial_state
     yield moment(inputs, root + inner + tables if shards == 1 else root + (inner + tables) / shards + first)
 
 
-def _gathered(blocks: Sequence[Rehearsal]) -> tuple[float, float]:
+def _gathered(blocks: Sequence[BlockCost]) -> tuple[float, float]:
     """Elements of weights and of initial states."""
     return sum(block.weights for block in blocks), sum(block.initial_state for block in blocks)
 

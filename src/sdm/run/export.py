@@ -7,18 +7,20 @@ import re
 from collections.abc import Callable
 from pathlib import Path
 
+import torch
 from safetensors import SafetensorError
+from safetensors.torch import save_file
 from torch import Tensor
+from torch.distributed.tensor import DTensor
 
 from sdm.data.tokenization import Tokenizer
 from sdm.errors import RankError
-from sdm.files import DamagedFile, new_folder, read_json, remove_leftovers
+from sdm.files import DamagedFile, new_folder, read_json, remove_leftovers, write_json
 from sdm.models import SDMConfig, SDMForCausalLM
 from sdm.models.manifest import MANIFEST, read_manifest, write_manifest
-from sdm.models.saved_folder import INDEX, no_progress_bar
+from sdm.models.saved_folder import INDEX, WEIGHTS, no_progress_bar
 from sdm.ranks import ALONE, Ranks
 from sdm.run.errors import TrainingError
-from sdm.run.shared_export import save_shared
 
 _WRITTEN = (
     "config.json",
@@ -30,6 +32,7 @@ _WRITTEN = (
     INDEX,
     MANIFEST,
 )
+LARGEST_FILE = 5 * 10**9  # bytes, unless a single tensor is larger
 _PART = re.compile(r"model(-\d{5}-of-\d{5})?\.safetensors")
 
 
@@ -38,10 +41,22 @@ def export_model(
     tokenizer: Tokenizer | None,
     folder: Path,
     ranks: Ranks = ALONE,
-    shares: Callable[[], dict[str, Tensor]] | None = None,
+    tensors: Callable[[], dict[str, Tensor]] | None = None,
 ) -> Path:
-    """Write the folder, replacing an older export, and nothing else, only once the new one is complete. By all ranks
-    that the model is dealt to; `shares` gives what this one has of the whole tensors, unless the model says it."""
+    """Export a model as a folder that transformers loads. All ranks call it.
+
+    An older export is replaced once the new one is complete; anything else in its place is refused.
+
+    Args:
+        model: the model, which may be sharded over the ranks.
+        tokenizer: exported with the model, if there is one.
+        folder: where to write.
+        ranks: the processes that hold the model.
+        tensors: returns the full tensors, or this rank's shards of them; None: those of the model.
+
+    Returns:
+        The folder.
+    """
     path = folder.resolve()
 
     def begin() -> Path:
@@ -61,7 +76,7 @@ def export_model(
             if ranks.size == 1:
                 model.save_pretrained(temporary)
             else:
-                save_shared(model, model_tensors(model) if shares is None else shares(), temporary, ranks)
+                _save_sharded(model, model_tensors(model) if tensors is None else tensors(), temporary, ranks)
             ranks.on_rank0(complete)
     except (TrainingError, RankError):
         raise
@@ -72,21 +87,77 @@ def export_model(
     return folder
 
 
+def _save_sharded(model: SDMForCausalLM, tensors: dict[str, Tensor], folder: Path, ranks: Ranks) -> None:
+    """Write what `model.save_pretrained(folder)` writes, by all ranks; no rank ever holds all weights.
+
+    The weights are divided into files of bounded size. The ranks gather one tensor after the other; the rank whose file
+    it belongs to keeps it until the file is complete.
+    """
+    files = assign_files(tensors, LARGEST_FILE)
+    places = {name: file for file, names in files.items() for name in names}
+    for number, (file, names) in enumerate(files.items()):
+        own = number % ranks.size == ranks.rank
+        gathered = {}
+        for name in names:
+            full = _full(tensors[name])
+            if own:
+                gathered[name] = full.detach().cpu().contiguous()
+        ranks.gather_call(lambda: save_file(gathered, folder / file, {"format": "pt"}) if own else None)  # noqa: B023
+    ranks.on_rank0(lambda: _write_rest(model, tensors, places, folder))
+
+
+def assign_files(tensors: dict[str, Tensor], largest: int) -> dict[str, list[str]]:
+    """Return the names of the tensors of each file, at most `largest` bytes a file unless one tensor is larger."""
+    groups: list[list[str]] = [[]]
+    size = 0
+    for name, x in tensors.items():
+        if groups[-1] and size + _nbytes(x) > largest:
+            groups.append([])
+            size = 0
+        groups[-1].append(name)
+        size += _nbytes(x)
+    if len(groups) == 1:
+        return {WEIGHTS: groups[0]}
+    return {f"model-{i:05d}-of-{len(groups):05d}.safetensors": names for i, names in enumerate(groups, 1)}
+
+
+def _write_rest(model: SDMForCausalLM, tensors: dict[str, Tensor], places: dict[str, str], folder: Path) -> None:
+    if len(set(places.values())) > 1:
+        total = sum(_nbytes(x) for x in tensors.values())
+        write_json(folder / INDEX, {"metadata": {"total_size": total}, "weight_map": places})
+    config = model.config
+    config.architectures = [SDMForCausalLM.__name__]
+    config.dtype = str(next(iter(tensors.values())).dtype).removeprefix("torch.")
+    config.save_pretrained(folder)
+    if model.generation_config is not None:
+        model.generation_config.save_pretrained(folder)
+
+
+def _full(x: Tensor) -> Tensor:
+    with torch.no_grad():
+        return x.full_tensor() if isinstance(x, DTensor) else x
+
+
+def _nbytes(x: Tensor) -> int:
+    """Bytes of the full tensor."""
+    return x.numel() * x.element_size()
+
+
 def model_tensors(model: SDMForCausalLM) -> dict[str, Tensor]:
-    """The weights and buffers that checkpoints and exports hold. Tied weights appear once."""
+    """Return the weights and buffers that checkpoints and exports hold. Tied weights appear once."""
     saved = model.state_dict().keys()
     buffers = {name: x for name, x in model.named_buffers() if name in saved}
     return {name: x.detach() for name, x in (dict(model.named_parameters()) | buffers).items()}
 
 
 def check_replaceable(folder: Path, option: str = "--output") -> None:
-    """Only a folder that holds an older export, or nothing, may be replaced."""
+    """Raise a `TrainingError` unless the folder is empty, absent or an older export."""
     if Path.cwd().is_relative_to(folder):
         raise TrainingError(f"{option}: {folder} is the folder you are in, or holds it; name another one")
-    found = sorted(path.name for path in folder.iterdir()) if folder.exists() else []
-    foreign = [name for name in found if not _is_written(name, folder)]
-    if found and not foreign and not _is_export(folder):
-        foreign = found
+    present = sorted(path.name for path in folder.iterdir()) if folder.exists() else []
+    foreign = [name for name in present if not _is_written(name, folder)]
+    if present and not foreign and not _is_export(folder):
+        foreign = present
     if foreign:
         raise TrainingError(
             f"{option}: {folder} would be replaced, but {foreign[0]} in it is not of an export; name a new folder, or "

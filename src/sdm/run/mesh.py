@@ -1,7 +1,7 @@
-"""How many processes compute a run together, and what each kind of them splits.
+"""The mesh of a run: how many processes there are, and what each dimension splits.
 
-The degrees of a mesh multiply to the number of processes. Whether they can work is known before any of them meet:
-`resolve` refuses what cannot, and names the nearest meshes that can.
+The degrees of a mesh multiply to the number of processes. `resolve` refuses a mesh that cannot work before the
+processes connect, and names the nearest meshes that can.
 """
 
 from __future__ import annotations
@@ -11,10 +11,10 @@ from dataclasses import astuple, dataclass
 from typing import TYPE_CHECKING
 
 from sdm.errors import check_size
-from sdm.parallel import unsupported_reason as split_unsupported_reason
 from sdm.run.errors import TrainingError
 
 if TYPE_CHECKING:
+    from sdm.models import SDMConfig
     from sdm.run.config import TrainConfig
 
 SHOWN = 3  # nearest meshes that a refusal names
@@ -41,8 +41,8 @@ class MeshConfig:
 
 @dataclass(frozen=True)
 class Mesh:
-    """Degrees that fit a number of processes. Neighbouring ranks differ in the last one first: those that talk most
-    are on one machine."""
+    """Degrees that fit a number of processes. Neighbouring ranks differ in the last dimension first: those that
+    communicate most are on one machine."""
 
     data: int = 1
     context: int = 1
@@ -50,11 +50,12 @@ class Mesh:
 
     @property
     def size(self) -> int:
+        """Number of processes."""
         return self.data * self.context * self.channel
 
     @property
     def shards(self) -> int:
-        """Ranks that share weights and have different tokens."""
+        """Ranks that share weights (FSDP) and have different tokens."""
         return self.data * self.context
 
     def __str__(self) -> str:
@@ -65,7 +66,11 @@ ONE = Mesh()
 
 
 def resolve(config: TrainConfig, world_size: int) -> Mesh:
-    """The mesh of a run on so many processes."""
+    """Return the mesh of a run on so many processes.
+
+    Raises:
+        TrainingError: the degrees do not multiply to the number of processes, or the run cannot use them.
+    """
     wanted = config.compute.mesh
     others = wanted.context * wanted.channel
     mesh = Mesh(wanted.data or max(world_size // others, 1), wanted.context, wanted.channel)
@@ -81,7 +86,7 @@ def resolve(config: TrainConfig, world_size: int) -> Mesh:
 
 
 def valid_meshes(config: TrainConfig, world_size: int) -> list[Mesh]:
-    """All meshes of so many processes that this run can use."""
+    """Return all meshes of so many processes that this run can use."""
     degrees = [degree for degree in range(1, world_size + 1) if world_size % degree == 0]
     every = [
         Mesh(world_size // (context * channel), context, channel)
@@ -93,7 +98,7 @@ def valid_meshes(config: TrainConfig, world_size: int) -> list[Mesh]:
 
 
 def unsupported_reason(config: TrainConfig, mesh: Mesh) -> str | None:
-    """Why a run cannot use a mesh, in words; None if it can."""
+    """Return why a run cannot use a mesh; None if it can."""
     if mesh.data > config.data.batch_size:
         return f"data.batch_size = {config.data.batch_size} rows are too few for {mesh.data} ranks"
     if mesh.shards > 1 and getattr(config.model, "query_batch_norm", False):
@@ -104,7 +109,30 @@ def unsupported_reason(config: TrainConfig, mesh: Mesh) -> str | None:
         return 'data.layout = "stream" carries states from step to step, which only data ranks can'
     if mesh.context > 1 and config.compute.checkpointing == "segment":
         return 'compute.checkpointing = "segment" cuts time too; take "block" or "none"'
-    return split_unsupported_reason(config.model.build(config.model.vocab_size or 256), mesh.context, mesh.channel)
+    return _model_unsupported_reason(config.model.build(config.model.vocab_size or 256), mesh.context, mesh.channel)
+
+
+def _model_unsupported_reason(config: SDMConfig, context: int, channel: int) -> str | None:
+    """Why the layers of a model cannot be split over so many ranks along time and along channels; None if they can."""
+    import torch  # here, so that reading a configuration does not load the layers
+    from torch import nn
+
+    from sdm.models.modeling import SDMBlock
+    from sdm.parallel.channels import check_channels
+    from sdm.parallel.context import check_context
+
+    kinds = config.layer_types or []
+    with torch.device("meta"):  # one layer of each type stands for all
+        mixers = [SDMBlock(config, kinds.index(kind)).mixer for kind in dict.fromkeys(kinds)]
+    model = nn.ModuleDict({str(place): nn.ModuleDict({"mixer": mixer}) for place, mixer in enumerate(mixers)})
+    try:
+        if channel > 1:
+            check_channels(model, channel)
+        if context > 1:
+            check_context(model, context, channel)
+    except ValueError as error:
+        return str(error)
+    return None
 
 
 def _nearest(config: TrainConfig, wanted: Mesh, world_size: int) -> str:

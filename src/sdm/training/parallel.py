@@ -25,7 +25,7 @@ from torch.distributed.tensor import DTensor, Shard
 
 from sdm.data.batch import IGNORED, Batch, BatchSource
 from sdm.models import SDMForCausalLM
-from sdm.parallel import Cut, TimeSlice, share_dim, share_of_whole, split_channels, split_time, take_share_
+from sdm.parallel import ChannelShard, TimeSlice, from_full_, shard_dim, split_channels, split_time, to_full
 from sdm.ranks import ALONE, Ranks, join, world_size
 from sdm.run.config import TrainConfig
 from sdm.run.errors import TrainingError
@@ -52,7 +52,7 @@ class Parallel:
         self.mesh, self.ranks, self._keep_weights = mesh, ranks, keep_weights
         self.device = device or torch.device("cpu")
         self.device_mesh: DeviceMesh | None = None
-        self.cuts: dict[str, Cut] = {}  # the parameters of which this rank has some channels
+        self.channel_shards: dict[str, ChannelShard] = {}  # the parameters of which this rank has some channels
         if torch.distributed.is_initialized() and ranks.size > 1:
             shape = (mesh.data, mesh.context, mesh.channel)
             self.device_mesh = init_device_mesh(self.device.type, shape, mesh_dim_names=("data", "context", "channel"))
@@ -98,7 +98,7 @@ class Parallel:
             mesh = self.device_mesh["data", "context"]._flatten("shards")
         whole = model.state_dict() if self.ranks.first else {}
         if self.mesh.channel > 1:
-            self.cuts = split_channels(model, self.device_mesh["channel"].get_group())
+            self.channel_shards = split_channels(model, self.device_mesh["channel"].get_group())
         if self.mesh.context > 1:
             split_time(model, self.device_mesh["context"].get_group())
         for module in (*model.model.layers, model):
@@ -106,14 +106,14 @@ class Parallel:
                 module,
                 mesh=mesh,
                 reshard_after_forward=False if self._keep_weights else None,  # None: all but the root
-                shard_placement_fn=lambda x: Shard(share_dim(x.shape, mesh.size())),
+                shard_placement_fn=lambda x: Shard(shard_dim(x.shape, mesh.size())),
             )
             assert isinstance(module, FSDPModule)
             # The loss is divided by the targets of the whole batch: gradients are added up, and not averaged.
             module.set_force_sum_reduction_for_comms(True)
             module.set_gradient_divide_factor(1.0)
         register_fsdp_forward_method(model, "nll")
-        _materialize(model, whole, self.device, self.cuts)
+        _materialize(model, whole, self.device, self.channel_shards)
 
     def reduce_gradients(self, model: nn.Module, last: bool) -> None:
         """Say before a piece is computed whether it is the last one: only after it the ranks add up what they have."""
@@ -122,29 +122,29 @@ class Parallel:
 
     def gradient_norm(self, model: nn.Module) -> Tensor:
         """The length of the whole gradient."""
-        if self.device_mesh is None or not self.cuts:
+        if self.device_mesh is None or not self.channel_shards:
             return _length(model.parameters())
         # Of the parameters that are cut every rank along "channel" has another part, of the others the same.
         named = [(name, x) for name, x in model.named_parameters() if x.grad is not None]
-        squares = _length(x for name, x in named if name in self.cuts).square()
+        squares = _length(x for name, x in named if name in self.channel_shards).square()
         torch.distributed.all_reduce(squares, group=self.device_mesh["channel"].get_group())
-        return (squares + _length(x for name, x in named if name not in self.cuts).square()).sqrt()
+        return (squares + _length(x for name, x in named if name not in self.channel_shards).square()).sqrt()
 
     def clip_(self, parameters: Sequence[nn.Parameter], longest: float, norm: Tensor) -> None:
         """Shorten a gradient of length `norm`."""
         torch.nn.utils.clip_grads_with_norm_(parameters, longest, norm)
 
-    def share(self, parameter: str, x: Tensor) -> Tensor:
+    def full(self, parameter: str, x: Tensor) -> Tensor:
         """`x`, which belongs to a parameter of this rank, as its share of the whole, or as the whole itself."""
-        if parameter not in self.cuts or x.dim() == 0:
+        if parameter not in self.channel_shards or x.dim() == 0:
             return x
         assert self.device_mesh is not None
-        return share_of_whole(x, self.cuts[parameter], self.device_mesh)
+        return to_full(x, self.channel_shards[parameter], self.device_mesh)
 
-    def take_share_(self, parameter: str, x: Tensor, whole: Tensor) -> None:
+    def from_full_(self, parameter: str, x: Tensor, full: Tensor) -> None:
         """The inverse: fill `x`."""
-        if parameter in self.cuts and x.dim() > 0:
-            take_share_(x, whole, self.cuts[parameter])
+        if parameter in self.channel_shards and x.dim() > 0:
+            from_full_(x, full, self.channel_shards[parameter])
 
     def draw(self, source: BatchSource, step: int, rows: range) -> Batch:
         """What this rank computes of these rows of a step's batch. One that has none takes part with a row of which
@@ -188,7 +188,9 @@ def _length(parameters: Iterable[nn.Parameter]) -> Tensor:
     return norm.full_tensor() if isinstance(norm, DTensor) else norm
 
 
-def _materialize(model: SDMForCausalLM, whole: dict[str, Any], device: torch.device, cuts: dict[str, Cut]) -> None:
+def _materialize(
+    model: SDMForCausalLM, whole: dict[str, Any], device: torch.device, shards: dict[str, ChannelShard]
+) -> None:
     """Give the shares of a model their memory and the values of the first rank."""
     from torch.distributed.checkpoint.state_dict import StateDictOptions, set_model_state_dict
 
@@ -197,12 +199,12 @@ def _materialize(model: SDMForCausalLM, whole: dict[str, Any], device: torch.dev
         model.tie_weights()
     else:
         nn.Module.to(model, device)
-    if cuts:  # one after the other, so that no rank holds all of them
+    if shards:  # one after the other, so that no rank holds all of them
         for name, x in model.state_dict().items():
-            shape = cuts[name].whole_shape(x.shape) if name in cuts else x.shape
+            shape = shards[name].full_shape(x.shape) if name in shards else x.shape
             value = whole[name].to(device) if whole else torch.empty(shape, dtype=x.dtype, device=device)
             torch.distributed.broadcast(value, 0)
-            take_share_(x, value, cuts.get(name))
+            from_full_(x, value, shards.get(name))
         return
     set_model_state_dict(model, whole, options=StateDictOptions(full_state_dict=True, broadcast_from_rank0=True))
 

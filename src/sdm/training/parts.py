@@ -69,11 +69,11 @@ class Weights(Part):
         self._model, self._parallel = model, parallel or Parallel()
 
     def tensors(self) -> Tensors:
-        return {name: self._parallel.share(name, x) for name, x in model_tensors(self._model).items()}
+        return {name: self._parallel.full(name, x) for name, x in model_tensors(self._model).items()}
 
     def take(self, note: Any, tensors: Tensors) -> None:
         for name, x in model_tensors(self._model).items():
-            self._parallel.take_share_(name, x, tensors[name])
+            self._parallel.from_full_(name, x, tensors[name])
 
 
 class Moments(Part):
@@ -85,11 +85,11 @@ class Moments(Part):
         self._model, self._optimizer, self._parallel = model, optimizer, parallel or Parallel()
 
     def tensors(self) -> Tensors:
-        return {f"{name}.{key}": self._parallel.share(name, x) for name, key, x in self._moments()}
+        return {f"{name}.{key}": self._parallel.full(name, x) for name, key, x in self._moments()}
 
     def take(self, note: Any, tensors: Tensors) -> None:
         for name, key, x in self._moments():
-            self._parallel.take_share_(name, x, tensors[f"{name}.{key}"])
+            self._parallel.from_full_(name, x, tensors[f"{name}.{key}"])
 
     def _moments(self) -> Iterator[tuple[str, str, Tensor]]:
         for name, parameter in self._model.named_parameters():
