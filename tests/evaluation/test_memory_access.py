@@ -13,7 +13,7 @@ from torch import Tensor, nn
 import sdm
 from sdm.evaluation.memory_access import memory_stats, probe_access, quantile
 from sdm.layers.memory_statistics import sdm_layers
-from sdm.training.memory_statistics import MemoryStatistics
+from sdm.training.monitor import MemoryMonitor
 from tiny_models import tiny_model, tokens
 
 
@@ -153,7 +153,7 @@ def test_an_observer_that_was_there_stays() -> None:
 
 def test_statistics_are_those_of_training() -> None:
     model, ids = tiny_model("all_recurrent"), tokens(2, 40)
-    statistics = MemoryStatistics(1000)
+    statistics = MemoryMonitor(1000)
     with statistics.watch(model):
         model(ids)
     assert {f"memory/{name}": x for name, x in memory_stats(model, ids).mean.items()} == pytest.approx(

@@ -22,8 +22,8 @@ from sdm.errors import UserError
 from sdm.ranks import leave
 from sdm.run.config import TrainConfig
 from sdm.run.config_file import from_json
-from sdm.training import Trainer, alike
-from sdm.training.parts import tensors_of
+from sdm.training import Trainer, parallel
+from sdm.training.train_state import split_state
 
 
 def whole(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
@@ -41,7 +41,7 @@ def perform(config: TrainConfig, folder: Path, action: str) -> tuple[dict[str, A
     said["share"] = [(x.to_local() if isinstance(x, DTensor) else x).numel() / x.numel() for x in tables]
     if action == "load":
         trainer.resume()
-        tensors = whole(tensors_of(trainer.parts))
+        tensors = whole(split_state(trainer.state)[0])
         trainer.close()
         return said, tensors
 
@@ -58,10 +58,10 @@ def perform(config: TrainConfig, folder: Path, action: str) -> tuple[dict[str, A
 def main(jobs: list[dict[str, Any]], output: Path) -> None:
     torch.set_num_threads(1)
     rank = int(os.environ.get("RANK", "0"))
-    version = alike.__version__
+    version = parallel.__version__
     for job in jobs:
         config = job["other"] if rank and "other" in job else job["config"]
-        alike.__version__ = job["version"] if rank and "version" in job else version
+        parallel.__version__ = job["version"] if rank and "version" in job else version
         if "places" in job:
             os.chdir(job["places"][rank])
         said: dict[str, Any] = {}

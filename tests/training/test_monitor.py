@@ -31,10 +31,9 @@ def test_live_display_fits_into_80_columns(name: str) -> None:
     file = io.StringIO()
     display = LiveDisplay(name, 100_000, Console(file=file, width=80, force_terminal=True, color_system=None))
     display.update(12_345, METRICS)
-    display.message("a [message]")
     display.close()
     shown = file.getvalue()
-    for text in (name[:20], "12345/100000", "━", "loss 2.3456", "12,346 tokens/s", "1:02:03 left", "a [message]"):
+    for text in (name[:20], "12345/100000", "━", "loss 2.3456", "12,346 tokens/s", "1:02:03 left"):
         assert text in shown
 
 

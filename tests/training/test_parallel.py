@@ -58,10 +58,10 @@ def test_carried_states_move_with_their_rows(tmp_path: Path, accumulation: tuple
     after.store.folder.mkdir()
     path.rename(after.store.path(3))
     after.resume()
-    expected, found = before.carried.tensors(), after.carried.tensors()
+    expected, found = before.streams.state_dict(), after.streams.state_dict()
     assert found.keys() == expected.keys()
     for name, x in expected.items():
-        assert torch.equal(found[name], x), name
+        assert torch.equal(found[name], x) if isinstance(x, torch.Tensor) else found[name] == x, name
     assert before.train_step()["loss"] == pytest.approx(after.train_step()["loss"], rel=1e-6)
     before.close()
     after.close()

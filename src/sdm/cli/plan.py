@@ -9,19 +9,28 @@ from sdm.cli.command import Command
 from sdm.cli.display import show
 from sdm.errors import UserError
 
+# Beyond these a plan means nothing: no machine is as large, and sizes no longer fit into 64 bits.
+LARGEST = {
+    "gpus": 10**6,
+    "sequence_length": 2**27,
+    "batch_tokens": 2**36,
+    "rows": 2**20,
+    "shown": 10**6,
+}
+
 
 @dataclass(frozen=True)
 class Plan(Command):
-    """Say which meshes of GPUs a level of the ladder can be trained on: memory, traffic and time, by estimate."""
+    """Estimate memory, traffic and time of training a level of the ladder on GPUs, for every mesh that works."""
 
     level: int = 13
     """Level of the ladder."""
     global_layer: str = "sdm"
-    """As in the model's configuration."""
+    """Layer type of the global layers, as in the model's configuration."""
     gpus: int = 256
-    """How many there are."""
+    """Number of GPUs."""
     gpu: Literal["a100", "h100", "h200", "mi300x"] = "h100"
-    """Which."""
+    """Kind of GPU."""
     sequence_length: int = 8192
     """Tokens of a row."""
     batch_tokens: int = 2**21
@@ -29,26 +38,34 @@ class Plan(Command):
     rows: int = 1
     """Rows that a rank computes at a time."""
     precision: Literal["bfloat16", "float32"] = "bfloat16"
-    """Of matrix products and activations."""
+    """Type of matrix products and activations."""
     checkpointing: Literal["block", "none"] = "block"
-    """What backward computes again."""
+    """What backward recomputes."""
     keep_weights: bool = False
     """Keep the weights of a block from forward to backward, as `compute.mesh.keep_weights` does."""
     shown: int = 8
     """Meshes to show of those that fit, fastest first, and as many of those that do not."""
 
     def run(self) -> None:
-        from sdm.analysis.plan_table import plan_tables
-        from sdm.reproduce.plan import plans
-
-        for name in ("gpus", "sequence_length", "batch_tokens", "rows", "shown"):
-            if getattr(self, name) < 1:
-                raise UserError(f"--{name.replace('_', '-')} must be at least 1, got {getattr(self, name)}")
+        """Print the tables."""
+        for name, largest in LARGEST.items():
+            if not 1 <= getattr(self, name) <= largest:
+                raise UserError(
+                    f"--{name.replace('_', '-')} must be between 1 and {largest:,}, got {getattr(self, name)}"
+                )
         if self.batch_tokens < self.sequence_length:
             raise UserError(
                 f"--batch-tokens = {self.batch_tokens} is less than one row of --sequence-length = "
                 f"{self.sequence_length}; raise it"
             )
+        if self.rows > self.batch_tokens // self.sequence_length:
+            raise UserError(
+                f"--rows = {self.rows} is more than the {self.batch_tokens // self.sequence_length} rows of a step of "
+                f"--batch-tokens = {self.batch_tokens}; lower it"
+            )
+        from sdm.analysis.plan_table import plan_tables
+        from sdm.reproduce.plan import plans
+
         made = plans(
             self.level,
             self.global_layer,

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import os
 import shlex
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -30,31 +31,56 @@ RECIPE is one of these, or the folder of a run to continue.
 
 @dataclass(frozen=True, kw_only=True)
 class TrainOptions(Command):
-    """Train a model in a run's folder. A folder that holds an unfinished run of this configuration is continued."""
+    """Train a model in a run's folder. An unfinished run of this configuration is continued. A finished one can be
+    extended."""
 
     config: Annotated[TrainConfig, tyro.conf.arg(name="")]
     run_dir: Path
     """The run's folder."""
+    extend: int | None = None
+    """Continue the run in this folder, finished or not, to this number of steps in total. The decay moves to the new
+    end; a run that has begun it goes back to the checkpoint at its start. Weights and moments are kept."""
     print_config: bool = False
     """Print the resolved configuration as JSON, and do nothing else."""
 
     def run(self) -> None:
+        """Train, or print the configuration."""
+        config, run = self._extended(), Run(self.run_dir)
         if self.print_config:
-            print(json.dumps(to_json(self.config), indent=2))
+            print(json.dumps(to_json(config), indent=2))
             return
-        trainer = Trainer(self.config, self.run_dir)
+        if run.has_begun() and run.check_unchanged(config) is None and run.is_finished():
+            if os.environ.get("RANK", "0") == "0":
+                name = shlex.quote(str(self.run_dir))
+                print(
+                    f"{name}: finished after {config.schedule.steps} steps, nothing to do; `sdm train {name} "
+                    "--extend STEPS` continues it to more steps"
+                )
+            return
+        trainer = Trainer(config, self.run_dir)
         folder = trainer.run()
         if not trainer.ranks.first:
             return
         prompt = "--tokens 1 2 3" if trainer.tokenizer is None else "--prompt 'The '"
         print(f"{folder}: try `sdm generate {shlex.quote(str(self.run_dir))} {prompt}`")
 
+    def _extended(self) -> TrainConfig:
+        """The configuration with the schedule that `--extend` asks for."""
+        if self.extend is None:
+            return self.config
+        run = Run(self.run_dir)
+        if not run.has_begun():
+            raise TrainingError(f"--extend: there is no run to extend in {self.run_dir}; leave the option out")
+        return replace(self.config, schedule=run.config().schedule.extended(self.extend))
+
 
 def parse(arguments: list[str]) -> TrainOptions:
+    """Parse the arguments that follow `sdm train`."""
     name, rest = _recipe_name(arguments)
     run = Run(Path(name))
     if name not in RECIPES and name not in SHORT_NAMES and run.exists():
-        return _parse(name, TrainOptions, rest, TrainOptions(config=run.written_config(), run_dir=run.folder))
+        default = TrainOptions(config=run.written_config(), run_dir=run.folder)
+        return _keep_warmup(_parse(name, TrainOptions, rest, default), rest)
     name, given = find(name)
     options = [
         (option, hint, field(default=given.get(option, default)))
@@ -72,7 +98,18 @@ def parse(arguments: list[str]) -> TrainOptions:
     parsed = _parse(name, kind, rest, default)
     if "init_from" in values and parsed.config.init_from is None and not parsed.print_config:
         raise TrainingError(f"the {name} recipe needs --init-from RUN, a finished run or a model's folder")
-    return parsed
+    return _keep_warmup(parsed, rest)
+
+
+def _keep_warmup(options: TrainOptions, arguments: list[str]) -> TrainOptions:
+    """More steps for a run that has begun leave its warmup as it was, unless it is given."""
+    schedule, run = options.config.schedule, Run(options.run_dir)
+    if any(argument.split("=")[0] == "--schedule.warmup" for argument in arguments) or not run.has_begun():
+        return options
+    before = run.config().schedule
+    if schedule.steps <= before.steps or schedule.warmup_steps == before.warmup_steps:
+        return options
+    return replace(options, config=replace(options.config, schedule=replace(schedule, warmup=before.warmup_steps)))
 
 
 def _recipe_name(arguments: list[str]) -> tuple[str, list[str]]:
@@ -94,9 +131,9 @@ def _parameters(options: list[tuple[str, Any, Any]], arguments: list[str]) -> tu
     """The values of a recipe's parameters, and the number of steps if it is given."""
     steps = ("steps_", Annotated[int | None, tyro.conf.arg(name="schedule.steps")], field(default=None))
     kind: Any = dataclasses.make_dataclass("Parameters", [*options, steps])
-    found, _ = tyro.cli(kind, args=arguments, return_unknown_args=True, add_help=False)
-    values = {option: getattr(found, option) for option, _, _ in options}
-    return values, found.steps_
+    parsed, _ = tyro.cli(kind, args=arguments, return_unknown_args=True, add_help=False)
+    values = {option: getattr(parsed, option) for option, _, _ in options}
+    return values, parsed.steps_
 
 
 def _folder(name: str, values: dict[str, Any]) -> Path:

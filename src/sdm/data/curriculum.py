@@ -30,7 +30,7 @@ class CurriculumRows(BatchSource):
         if split == "train" and config.curriculum and (total_steps is None or total_steps < 1):
             raise DataError("a curriculum needs total_steps, the steps of the whole training")
         self.config, self.split = config, split
-        self._total_steps = total_steps if split == "train" else None
+        self._total_steps = total_steps if split == "train" and config.curriculum else None
 
     @property
     def batch_size(self) -> int:

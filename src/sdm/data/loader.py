@@ -27,9 +27,18 @@ def open_data(config: DataConfig, split: str = "train", total_steps: int | None 
     return config.open(split, total_steps)
 
 
+def rows_of_rank(batch_size: int, rank: int, ranks: int) -> range:
+    """Return the rows of a global batch that a rank computes.
+
+    Ranks have consecutive rows, as torch's `Shard(0)` divides a tensor: all the same number but for the last ones,
+    which may have fewer or none. The ranks together see the same rows in the same steps, whatever their number.
+    """
+    each = -(-batch_size // ranks)
+    return range(batch_size)[rank * each : (rank + 1) * each]
+
+
 class Batches(Iterator[Batch]):
-    """Iterates over a source from a step on. Rank r of n takes rows r, r + n, r + 2n, ... of each global batch, so that
-    the ranks together see the same rows in the same steps whatever their number."""
+    """Iterates over the rows of one rank, from a step on."""
 
     def __init__(self, source: BatchSource, rank: int = 0, world_size: int = 1, step: int = 0) -> None:
         check_size(world_size=world_size)
@@ -39,7 +48,7 @@ class Batches(Iterator[Batch]):
         if source.batch_size % world_size:
             raise DataError(f"batch_size = {source.batch_size} must be divisible by world_size = {world_size}")
         self.source, self.step = source, step
-        self._rows = range(rank, source.batch_size, world_size)
+        self._rows = rows_of_rank(source.batch_size, rank, world_size)
 
     def __next__(self) -> Batch:
         if self.source.num_steps is not None and self.step >= self.source.num_steps:

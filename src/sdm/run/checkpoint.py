@@ -1,12 +1,13 @@
-"""The checkpoints of a run: the newest ones are kept, and the newest one that is whole is continued from.
+"""The checkpoints of a run: the newest ones are kept, and a run is resumed from the newest undamaged one.
 
-Ranks write one checkpoint together and read it together, whatever their number was when it was written. The first rank
-draws the folder's temporary name, writes what is not a tensor, and gives the folder its name once all have finished.
+All ranks write and read a checkpoint together; their number may differ between the two. Rank 0 creates the temporary
+folder, writes what is not a tensor, and renames the folder once all ranks have finished.
 """
 
 from __future__ import annotations
 
 import contextlib
+import logging
 import re
 from collections.abc import Callable
 from itertools import chain
@@ -37,27 +38,48 @@ from sdm.run.checkpoint_folder import (
 
 __all__ = ["CheckpointError", "CheckpointStore", "ForeignFileError", "verify"]
 
-TRIES = 100  # readings of checkpoints that a running process replaces
+logger = logging.getLogger(__name__)
+
+TRIES = 100  # attempts to read checkpoints that a running process replaces
 _NAME = re.compile(r"step-(\d{8,})")
 _LEFTOVER = re.compile(r"\.(step-\d{8,})-[0-9a-f]{8}")
 
 
 class CheckpointStore:
-    """The checkpoints of a run, the last `keep` of them. What is said to be done by ranks, all of them call."""
+    """The checkpoints of a run. All ranks call `save`, `newest` and `load` together.
 
-    def __init__(self, folder: Path, keep: int = 2, ranks: Ranks = ALONE) -> None:
-        self.folder, self.keep, self._ranks = folder, keep, ranks
-        self._current: int | None = None  # the step that was saved or taken up last
+    Args:
+        folder: where they are.
+        keep: how many of the newest to keep.
+        ranks: the processes that write and read them.
+        pinned: a step whose checkpoint is kept besides, such as the first of the decay.
+    """
+
+    def __init__(self, folder: Path, keep: int = 2, ranks: Ranks = ALONE, pinned: int | None = None) -> None:
+        self.folder, self.keep, self.pinned, self._ranks = folder, keep, pinned, ranks
+        self._current: int | None = None  # the step that was saved or restored last
 
     def save(self, step: int, tensors: dict[str, Tensor], state: dict[str, Any], prune: bool = True) -> Path:
-        """Write a checkpoint and, with `prune`, drop those that are too old. On failure they are all still there.
-        By ranks: each writes its shares of the tensors; the state is that of the first."""
+        """Write a checkpoint, each rank its shards of the tensors, and drop old ones once it is complete.
+
+        Args:
+            step: the steps done.
+            tensors: full tensors, or this rank's shards of them as DTensors.
+            state: JSON values; those of rank 0 are written.
+            prune: whether to drop old checkpoints.
+
+        Returns:
+            The checkpoint's folder.
+
+        Raises:
+            CheckpointError: it cannot be written; the older ones are still there.
+        """
         path, ranks = self.path(step), self._ranks
         if step == self._current:
             return path  # the same step of the same run is the same state
 
         def begin() -> Path:
-            self._remove(step)  # if there is one, it is damaged: the run would have gone on from it
+            self._remove(step)  # if there is one, it is damaged: the run would have been resumed from it
             return stack.enter_context(new_folder(path))
 
         def complete() -> None:
@@ -89,11 +111,11 @@ class CheckpointStore:
         return {file.name: file_entry(file) for file in folder.glob(f"shard-{self._ranks.rank + 1:05d}-*")}
 
     def _prune(self, newest: int) -> None:
-        """Keep the last ones up to `newest`. Those after it are damaged: the run would have gone on from them."""
+        """Keep the last ones up to `newest`. Those after it are damaged: the run would have been resumed from them."""
         steps = self.steps()
         kept = [step for step in steps if step <= newest][-self.keep :]
         for step in steps:
-            if step not in kept:
+            if step not in kept and (step != self.pinned or step > newest):
                 with contextlib.suppress(ForeignFileError):
                     self._remove(step)
 
@@ -104,53 +126,71 @@ class CheckpointStore:
             remove_folder(path)
 
     def steps(self) -> list[int]:
-        """The steps of which there is a checkpoint, ascending."""
+        """Return the steps that have a checkpoint, ascending."""
         if not self.folder.is_dir():
             return []
-        found = (_NAME.fullmatch(path.name) for path in self.folder.iterdir() if path.is_dir())
-        return sorted(int(match.group(1)) for match in found if match)
+        matches = (_NAME.fullmatch(path.name) for path in self.folder.iterdir() if path.is_dir())
+        return sorted(int(match.group(1)) for match in matches if match)
 
     def path(self, step: int) -> Path:
+        """Return the folder of a step's checkpoint."""
         return self.folder / f"step-{step:08d}"
 
     def newest(
-        self,
-        announce: Callable[[str], None] = lambda message: None,
-        take: Callable[[dict[str, Any]], None] = lambda state: None,
+        self, restore: Callable[[dict[str, Any]], None] = lambda state: None, limit: int | None = None
     ) -> dict[str, Any] | None:
-        """The state of the newest undamaged checkpoint, None if there is none at all. `take` is given the state to load
-        what belongs to it; when that fails, the checkpoint counts as damaged. By ranks."""
+        """Return the state of the newest undamaged checkpoint; None if there is none at all.
+
+        Args:
+            restore: is called with the state, to load the tensors; a checkpoint for which it raises a
+                `CheckpointError` counts as damaged.
+            limit: the newest step to consider. Later checkpoints are removed once an earlier one is restored.
+        """
 
         def read(path: Path) -> dict[str, Any]:
             state = self._ranks.gather_call(lambda: verify(path, self._ranks))[0]
-            take(state)
+            restore(state)
             self._current = state["step"]
             return state
 
-        return self._newest(read, announce, self._ranks)
+        state = self._newest(read, self._ranks, limit)
+        if limit is not None and state is not None:
+            self._ranks.on_rank0(lambda: self._remove_after(limit))
+        return state
+
+    def _remove_after(self, limit: int) -> None:
+        for step in self.steps():
+            if step > limit:
+                self._remove(step)
 
     def newest_state(self) -> dict[str, Any] | None:
-        """The state of the newest checkpoint whose state is whole; None if there is none. Large files are not read, so
-        that this is quick."""
+        """Return the state of the newest checkpoint with an undamaged state.json; None if there is none.
+
+        It is quick, because large files are not read.
+        """
         with contextlib.suppress(CheckpointError):
-            return self._newest(lambda path: read_state(path, read_entries(path)), lambda message: None, ALONE)
+            return self._newest(lambda path: read_state(path, read_entries(path)), ALONE, quiet=True)
         return None
 
     def _newest(
-        self, read: Callable[[Path], dict[str, Any]], announce: Callable[[str], None], ranks: Ranks
+        self, read: Callable[[Path], dict[str, Any]], ranks: Ranks, limit: int | None = None, quiet: bool = False
     ) -> dict[str, Any] | None:
         """The first one, from the newest on, that can be read. A process that trains may replace them meanwhile."""
+
+        def candidates() -> list[int]:
+            return [step for step in self.steps() if limit is None or step <= limit]
+
         for _ in range(TRIES):
-            steps = ranks.on_rank0(self.steps)
+            steps = ranks.on_rank0(candidates)
             for path in map(self.path, reversed(steps)):
                 try:
                     return read(path)
                 except (CheckpointError, RankError) as error:
-                    if path.exists():
-                        announce(f"{error}; trying the one before")
+                    if path.exists() and not quiet and ranks.first:
+                        logger.warning("%s; trying the one before", error)
             if not steps:
                 return None
-            if ranks.on_rank0(self.steps) == steps:
+            if ranks.on_rank0(candidates) == steps:
                 raise CheckpointError(
                     f"all {len(steps)} checkpoints in {self.folder} are damaged: restore one from a copy, or start a "
                     "new run in another folder"
@@ -161,16 +201,16 @@ class CheckpointStore:
         )
 
     def check_own(self) -> None:
-        """Raise if there is anything that a run has not written. What is damaged is no less its own."""
+        """Raise a `ForeignFileError` if there is a file that a run has not written, damaged or not."""
         for step in self.steps():
             check_own(self.path(step))
 
     def load(self, step: int, tensors: dict[str, Tensor]) -> None:
-        """Fill `tensors`, or this rank's shares of them, in place from a checkpoint that was checked. By ranks."""
+        """Fill `tensors`, or this rank's shards of them, in place from a verified checkpoint."""
         load_tensors(self.path(step), tensors)
 
     def remove_leftovers(self) -> None:
-        """What a killed process was writing or removing."""
+        """Remove what a killed process was writing or removing."""
         if self.folder.is_dir():
             for name in {match.group(1) for path in self.folder.iterdir() if (match := _LEFTOVER.fullmatch(path.name))}:
                 remove_leftovers(self.folder / name)

@@ -1,12 +1,12 @@
-"""One checkpoint: a folder that is complete or not there, and is checked before it is used.
+"""One checkpoint: a folder that is complete or absent, and is verified before it is used.
 
-Tensors are written by torch's distributed checkpoint, one file per rank, so that a run can go on with another number
-of ranks. Its safetensors storage is used instead of the default one, whose metadata is a pickle: loading a pickle runs
-whatever code it holds, and no checksum helps against a file that was made to do harm. Everything else is JSON.
+Tensors are written by torch's distributed checkpoint, one file per rank, so that a run can be resumed with another
+number of ranks. Its safetensors storage is used instead of the default one, whose metadata is a pickle: loading a
+pickle runs whatever code it holds, and no checksum helps against a malicious file. Everything else is JSON.
 
     step-00000100/
       shard-00001-model-00001-of-00001.safetensors
-      state.json      format, step, configuration, what each part of the trainer notes
+      state.json      format, step, configuration, JSON values of the trainer's state
       manifest.json   size and SHA-256 of the other files
 """
 
@@ -15,7 +15,7 @@ from __future__ import annotations
 import os
 import re
 import warnings
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -31,7 +31,7 @@ from sdm.models.manifest import MANIFEST, file_entry, read_manifest
 from sdm.ranks import ALONE, Ranks
 from sdm.run.errors import TrainingError
 
-FORMAT = 2
+FORMAT = 1
 STATE = "state.json"
 _SHARD = re.compile(r"shard-\d+-model-\d+-of-\d+\.safetensors")
 
@@ -41,14 +41,22 @@ class CheckpointError(TrainingError):
 
 
 class ForeignFileError(TrainingError):
-    """There is a file among the checkpoints that is not theirs. It is neither read nor removed."""
+    """A file among the checkpoints does not belong to them. It is neither read nor removed."""
 
     def __init__(self, file: Path) -> None:
         super().__init__(f"{file} is not of this checkpoint ({MANIFEST} does not name it); move it elsewhere")
 
 
 def verify(path: Path, ranks: Ranks = ALONE) -> dict[str, Any]:
-    """Compare every file with the manifest, which names them all; ranks share them. Returns the state."""
+    """Compare every file of a checkpoint with its manifest, each rank some of them.
+
+    Returns:
+        The content of state.json.
+
+    Raises:
+        CheckpointError: a file is missing or damaged.
+        ForeignFileError: there is a file that the manifest does not name.
+    """
     entries = read_entries(path)
     for name in list(entries)[ranks.rank :: ranks.size]:
         _check_entry(path, name, entries)
@@ -60,14 +68,14 @@ def verify(path: Path, ranks: Ranks = ALONE) -> dict[str, Any]:
 
 
 def check_own(path: Path) -> None:
-    """Raise unless all files have names that those of a checkpoint have."""
+    """Raise a `ForeignFileError` unless all files have names that a checkpoint's files have."""
     for file in _files(path):
         if file.name not in (STATE, MANIFEST) and not _SHARD.fullmatch(file.name):
             raise ForeignFileError(file)
 
 
 def read_entries(path: Path) -> dict[str, Any]:
-    """What the manifest says of each file."""
+    """Return the manifest's entries: size and checksum by file name."""
     try:
         entries = read_manifest(path)
     except (OSError, ValueError) as error:
@@ -78,32 +86,19 @@ def read_entries(path: Path) -> dict[str, Any]:
 
 
 def read_state(path: Path, entries: dict[str, Any]) -> dict[str, Any]:
-    """The state as this version writes it, whichever wrote it."""
+    """Return the content of state.json, verified against the manifest."""
     _check_entry(path, STATE, entries)
     try:
         state = read_json(path / STATE)
     except (OSError, DamagedFile) as error:
         raise CheckpointError(f"the checkpoint {path} is damaged: {error}") from error
-    found = state.get("format")
-    while state.get("format") in _MIGRATIONS:
-        state = _MIGRATIONS[state["format"]](state)
     if state.get("format") != FORMAT:
-        raise CheckpointError(f"the checkpoint {path} has format {found}, this version reads {FORMAT} and older ones")
+        raise CheckpointError(f"the checkpoint {path} has format {state.get('format')}, this version reads {FORMAT}")
     return state
 
 
-def _from_1(state: dict[str, Any]) -> dict[str, Any]:
-    """Format 1 had what the parts note side by side with the configuration; tensors have kept their names."""
-    parts = {name: state.pop(name) for name in ("data", "guard", "carried") if name in state}
-    return state | {"format": 2, "parts": parts | {"speed": {"seconds": state.pop("seconds", 0.0)}}}
-
-
-# From each format to the next.
-_MIGRATIONS: dict[int, Callable[[dict[str, Any]], dict[str, Any]]] = {1: _from_1}
-
-
 def save_tensors(folder: Path, tensors: dict[str, Tensor]) -> None:
-    """Every rank writes its share of the tensors; an error on one is an error on all."""
+    """Write the tensors, each rank its shards; an error on one rank is an error on all."""
     # A safetensors slice of a scalar does not exist: scalars are written as vectors of one.
     flat = {name: x.detach().reshape(1) if x.dim() == 0 else x.detach() for name, x in tensors.items()}
     with warnings.catch_warnings():
@@ -112,7 +107,7 @@ def save_tensors(folder: Path, tensors: dict[str, Tensor]) -> None:
 
 
 def load_tensors(path: Path, tensors: dict[str, Tensor]) -> None:
-    """Fill `tensors`, or this rank's shares of them, in place from a checkpoint that was checked."""
+    """Fill `tensors`, or this rank's shards of them, in place from a verified checkpoint."""
     try:
         reader = HuggingFaceStorageReader(str(path))
         reader.fs = _Only(read_entries(path))
@@ -125,7 +120,7 @@ def load_tensors(path: Path, tensors: dict[str, Tensor]) -> None:
 
 
 def reason(error: BaseException) -> str:
-    """What torch's wrapper of the errors of all ranks is about."""
+    """Return the message of an error, or those that torch has collected from all ranks."""
     failures = getattr(error, "failures", None)
     if failures:
         return "; ".join(str(failure[0]) for failure in failures.values())

@@ -1,4 +1,4 @@
-"""The whole of a training run, as typed settings. A value that cannot work fails here and names its field."""
+"""The configuration of a training run. An invalid value fails at construction and names its field."""
 
 from __future__ import annotations
 
@@ -78,22 +78,37 @@ class ScheduleConfig:
 
     @property
     def warmup_steps(self) -> int:
+        """Steps of the warm-up."""
         return self.steps // 20 if self.warmup is None else self.warmup
 
     @property
     def decay_steps(self) -> int:
+        """Steps of the decay."""
         return self.steps // 5 if self.decay is None else self.decay
 
+    @property
+    def decay_start(self) -> int:
+        """Steps before the decay. Their learning rates do not depend on the number of steps that follow."""
+        return self.steps - self.decay_steps
+
     def resolved(self) -> ScheduleConfig:
-        """The same with nothing left open."""
+        """Return the same schedule with its defaults written out."""
         return replace(self, warmup=self.warmup_steps, decay=self.decay_steps)
 
     def scaled(self, steps: int) -> ScheduleConfig:
-        """A longer or shorter one in which warmup and decay keep their shares."""
+        """Return a longer or shorter schedule in which warmup and decay keep their shares of the steps."""
         check_positive("schedule", steps=steps)
         lengths = (None if length is None else length * steps // self.steps for length in (self.warmup, self.decay))
         warmup, decay = lengths
         return replace(self, steps=steps, warmup=warmup, decay=decay)
+
+    def extended(self, steps: int) -> ScheduleConfig:
+        """Return a longer schedule with the same warmup, in which the decay keeps its share of the steps."""
+        if steps < self.steps:
+            raise TrainingError(
+                f"extend: the run has {self.steps} steps already, got {steps}; give the new total"
+            )
+        return replace(self.scaled(steps).resolved(), warmup=self.warmup_steps)
 
 
 @dataclass(frozen=True)
@@ -135,7 +150,8 @@ class CheckpointConfig:
     every: int = 500
     """Steps between two checkpoints; the last step is always saved."""
     keep: int = 2
-    """How many of the newest checkpoints to keep."""
+    """How many of the newest checkpoints to keep. The one at the start of the decay is kept besides: from it a finished
+    run can be extended."""
 
     def __post_init__(self) -> None:
         check_positive("checkpoint", every=self.every, keep=self.keep)
@@ -231,7 +247,7 @@ class TrainConfig:
             raise TrainingError('data.layout = "stream" takes compute.checkpointing "none" or "segment", got "block"')
 
     def unbounded_layers(self) -> list[str]:
-        """The layers whose state grows, so that no stream can carry it on."""
+        """Return the layer types whose state grows with every token, so that no stream can carry it."""
         kinds = self.model.build(self.model.vocab_size or 256).layer_types or []
         return [kind for kind in kinds if not LAYER_TYPES[kind].bounded_state]
 

@@ -1,8 +1,7 @@
-"""A run is a folder of its own: one process at a time works in it, and its configuration stays what it was."""
+"""The folder of a run: one process at a time works in it, and its configuration does not change."""
 
 from __future__ import annotations
 
-import contextlib
 import os
 import re
 from dataclasses import replace
@@ -10,12 +9,12 @@ from pathlib import Path
 from typing import Any
 
 from sdm.data.tokenization import Tokenizer, keep_tokenizer
-from sdm.files import DamagedFile, new_folder, parse_json, read_json, remove_leftovers
+from sdm.files import new_folder, parse_json, remove_leftovers
 from sdm.models.manifest import file_entries, file_entry
 from sdm.ranks import ALONE, Ranks
 from sdm.run.checkpoint import CheckpointStore
 from sdm.run.config import TrainConfig
-from sdm.run.config_file import KIND, differences, from_json, read_config, to_json, write_config
+from sdm.run.config_file import differences, from_json, read_config, to_json, write_config
 from sdm.run.errors import TrainingError
 
 CONFIG, CHECKPOINTS, TOKENIZER, EXPORT = "run.json", "checkpoints", "tokenizer", "export"
@@ -24,7 +23,7 @@ EVALUATIONS = "evaluations"
 MARKER = ".sdm-run"  # says that a folder is a run's; who trains in it holds its lock
 _PARTIAL = re.compile(r"\.[0-9a-f]{8}(-(run\.json|metrics\.jsonl))?")
 
-# Fields that may change when a run is continued: they change what is shown and kept, not what is computed.
+# Fields that may change when a run is resumed: they change what is shown and kept, not what is computed.
 FREE = (
     "checkpoint.",
     "compute.checkpointing",
@@ -42,7 +41,7 @@ FREE = (
 
 
 class Run:
-    """Everything that is known of a run's folder. Making one neither makes nor reads any file."""
+    """Paths and contents of a run's folder. Constructing it neither creates nor reads any file."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
@@ -56,76 +55,122 @@ class Run:
 
     @classmethod
     def around(cls, path: Path) -> Run | None:
-        """The run that a folder is of: itself, or as its export."""
+        """Return the run that a folder belongs to: as the run's folder or as its export; None if to none."""
         for run in (cls(path), cls(path.parent)):
             if run.exists() and not any(run.folder.glob("*.safetensors")):
                 return run
         return None
 
     def exists(self) -> bool:
+        """Whether the folder is a run's."""
         return (self.folder / CONFIG).is_file() or self.has_begun()
 
     def has_begun(self) -> bool:
-        """Whether there is a checkpoint, damaged or not: without one there is nothing to lose."""
+        """Whether there is a checkpoint, damaged or not."""
         return bool(self.checkpoints().steps())
 
     def is_finished(self) -> bool:
-        """Whether there is the export that the end of a run writes. One from before the end may be there as well."""
+        """Whether the last step was taken and the model exported. An unfinished run may have an older export."""
         if not (self.export / "config.json").is_file():
             return False
         reached = max(self.checkpoints().steps(), default=None)
         return reached is None or reached >= self.config().schedule.steps
 
-    def checkpoints(self, keep: int = 2, ranks: Ranks = ALONE) -> CheckpointStore:
-        return CheckpointStore(self.folder / CHECKPOINTS, keep, ranks)
+    def checkpoints(self, keep: int = 2, ranks: Ranks = ALONE, pinned: int | None = None) -> CheckpointStore:
+        """Return the run's checkpoints; the arguments are those of `CheckpointStore`."""
+        return CheckpointStore(self.folder / CHECKPOINTS, keep, ranks, pinned)
 
     def config(self) -> TrainConfig:
-        """That of the newest checkpoint, or of run.json while there is none."""
+        """Return the configuration in the newest checkpoint, or in run.json while there is none."""
         state = self.checkpoints().newest_state()
         return read_config(self.folder / CONFIG) if state is None else from_json(TrainConfig, state["config"])
 
     def written_config(self) -> TrainConfig:
-        """That of run.json, if it is there: settings may have changed in it that do not change what is computed."""
+        """Return the configuration in run.json, if it exists: it has the latest settings of what is shown and kept."""
         return read_config(self.folder / CONFIG) if (self.folder / CONFIG).is_file() else self.config()
 
     def metrics(self) -> list[dict[str, float]]:
-        """The lines of metrics.jsonl; a last line that was cut off is left out."""
+        """Return the lines of metrics.jsonl without an incomplete last line."""
         lines = self.metrics_file.read_bytes().splitlines() if self.metrics_file.is_file() else []
         return [parse_json(line) for line in lines if step_of(line) < float("inf")]
 
     def recorded_tokenizer(self) -> Path | None:
-        """Where the tokenizer is that the run began with; None for a run without one, or of an older version."""
+        """Return the folder of the tokenizer that the run started with; None if it has none."""
         path, state = self.tokenizer.absolute(), self.checkpoints().newest_state()
         for name, entry in ({} if state is None else state.get(TOKENIZER, {})).items():
             if not (path / name).is_file() or file_entry(path / name) != entry:
-                raise TrainingError(f"{path / name} is not what the run began with; restore it from a copy")
+                raise TrainingError(f"{path / name} is not what the run started with; restore it from a copy")
         return path if self.has_begun() and path.is_dir() else None
 
-    def claim(self, config: TrainConfig) -> None:
-        """Make the folder, or check that it is a run's, and of this configuration if anything was trained in it. Other
-        processes are kept out until `release`."""
+    def claim(self, config: TrainConfig) -> int | None:
+        """Create the folder, or check that it is a run of this configuration, and lock it until `release`.
+
+        Returns:
+            The last step that the run may be resumed from, if its schedule was extended; otherwise None.
+
+        Raises:
+            TrainingError: another process has the folder, it is not a run's, or the configuration has changed.
+        """
         self.mark()
         self._lock = _lock(self.folder)
         try:
             store = self.checkpoints()
             store.check_own()
-            _check_unchanged(self.folder, store.newest_state(), config)
+            limit = self.check_unchanged(config)
             for file in self.folder.iterdir():
                 if _PARTIAL.fullmatch(file.name):  # what a killed process was writing
                     file.unlink()
+            return limit
         except BaseException:
             self.release()
             raise
 
+    def check_unchanged(self, config: TrainConfig) -> int | None:
+        """Check that the run can be resumed with a configuration.
+
+        The configuration in a checkpoint is under a checksum, and counts; run.json is for people to read. A schedule
+        with more steps is accepted if the steps already trained are the same under it. Under Warmup-Stable-Decay they
+        are, up to the start of the decay: a run that has gone further is resumed from the checkpoint there.
+
+        Returns:
+            The last step that the run may be resumed from; None: any.
+
+        Raises:
+            TrainingError: the configuration has changed; the message names the fields.
+        """
+        store = self.checkpoints()
+        state = store.newest_state()
+        before = config if state is None else from_json(TrainConfig, state["config"])
+        changed = changed_fields(before, config)
+        if not changed:
+            return None
+        fields = {name for name, _, _ in changed}
+        if fields <= {"schedule.steps", "schedule.decay"} and config.schedule.steps > before.schedule.steps:
+            limit = min(before.schedule.decay_start, config.schedule.decay_start)
+            if any(step <= limit for step in store.steps()):
+                return limit
+            raise TrainingError(
+                f"schedule.steps: the run in {self.folder} began its decay after step {limit}, under a schedule of "
+                f"{before.schedule.steps} steps, and has no checkpoint from before it: steps already trained would "
+                "have had another learning rate. --init-from starts a new run from its weights"
+            )
+        what = "; ".join(f"{name} was {old!r} and is {new!r}" for name, old, new in changed[:5])
+        raise TrainingError(
+            f"the run in {self.folder} was started with another configuration: {what}. `sdm train "
+            f"{self.folder.absolute()}` continues it as it was, with --extend STEPS to more steps; take another folder "
+            "(--run-dir) for a new run; --init-from starts from its weights"
+        )
+
     def release(self) -> None:
+        """Let other processes claim the folder."""
         if self._lock >= 0:
             os.close(self._lock)
         self._lock = -1
 
     def mark(self) -> None:
-        """Make a folder a run's. One that holds the files of others is refused: a run's would replace some of them."""
+        """Create the folder and mark it as a run's. A folder with other files is refused: a run could replace them."""
         self.folder.mkdir(parents=True, exist_ok=True)
-        if (self.folder / MARKER).exists() or self._is_older():
+        if (self.folder / MARKER).exists():
             return
         foreign = sorted(path.name for path in self.folder.iterdir() if not path.name.startswith("."))
         if foreign:
@@ -135,16 +180,12 @@ class Run:
             )
         (self.folder / MARKER).touch()
 
-    def _is_older(self) -> bool:
-        """Runs that began before there was a marker are known by their configuration."""
-        with contextlib.suppress(OSError, DamagedFile):
-            if read_json(self.folder / CONFIG).get(KIND) == TrainConfig.__name__:
-                return True
-        return self.checkpoints().newest_state() is not None
-
     def record(self, config: TrainConfig, tokenizer: Tokenizer | None) -> dict[str, Any]:
-        """Write down what the run is, and at its start the tokenizer: text that changes later may give another one.
-        Returns the tokenizer's files with their checksums, for the checkpoints."""
+        """Write run.json and, at the start of a run, the tokenizer: text that changes later may give another one.
+
+        Returns:
+            The tokenizer's files with their checksums, for the checkpoints.
+        """
         remove_leftovers(self.tokenizer)
         if tokenizer is not None and not self.has_begun():
             with new_folder(self.tokenizer, replace=True) as temporary:
@@ -154,21 +195,10 @@ class Run:
 
 
 def changed_fields(before: TrainConfig, now: TrainConfig) -> list[tuple[str, Any, Any]]:
-    """What differs (a.b.c, old value, new value) between two configurations and changes what is computed."""
-    # What is left open and what was written out may be the same.
-    old, new = (to_json(replace(one, schedule=one.schedule.resolved())) for one in (before, now))
+    """Return the fields (a.b.c, old value, new value) in which two configurations differ and which change results."""
+    # A default and the same value written out do not differ.
+    old, new = (to_json(replace(config, schedule=config.schedule.resolved())) for config in (before, now))
     return [entry for entry in differences(old, new) if not _free(entry[0])]
-
-
-def _check_unchanged(folder: Path, state: dict[str, Any] | None, config: TrainConfig) -> None:
-    """The configuration in a checkpoint is under a checksum, and counts; run.json is for those who look on."""
-    changed = [] if state is None else changed_fields(from_json(TrainConfig, state["config"]), config)
-    if changed:
-        what = "; ".join(f"{name} was {old!r} and is {new!r}" for name, old, new in changed[:5])
-        raise TrainingError(
-            f"the run in {folder} was started with another configuration: {what}. `sdm train {folder.absolute()}` "
-            "continues it as it was; take another folder (--run-dir) for a new run; --init-from starts from its weights"
-        )
 
 
 def _free(name: str) -> bool:
@@ -191,7 +221,7 @@ def _lock(folder: Path) -> int:
 
 
 def step_of(line: bytes) -> float:
-    """Of a line that cannot be read: infinity."""
+    """Return the step of a line of metrics.jsonl; infinity if the line cannot be read."""
     try:
         step = parse_json(line)["step"]
     except (ValueError, KeyError, TypeError):

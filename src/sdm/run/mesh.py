@@ -87,7 +87,8 @@ def resolve(config: TrainConfig, world_size: int) -> Mesh:
 
 def valid_meshes(config: TrainConfig, world_size: int) -> list[Mesh]:
     """Return all meshes of so many processes that this run can use."""
-    degrees = [degree for degree in range(1, world_size + 1) if world_size % degree == 0]
+    small = [degree for degree in range(1, math.isqrt(world_size) + 1) if world_size % degree == 0]
+    degrees = sorted({*small, *(world_size // degree for degree in small)})
     every = [
         Mesh(world_size // (context * channel), context, channel)
         for context in degrees

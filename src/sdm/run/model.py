@@ -1,34 +1,45 @@
-"""The model of a run, or of any saved folder, from the best source that there is."""
+"""Loading the model of a run, finished or not, or of any saved folder."""
 
 from __future__ import annotations
 
-import sys
-from collections.abc import Callable
+import logging
 from pathlib import Path
+from typing import Any
 
 from sdm.data.config import CorpusConfig
 from sdm.data.loader import open_data
 from sdm.data.tokenization import Tokenizer, load_tokenizer
 from sdm.models import SDMConfig, SDMForCausalLM
+from sdm.models.fingerprint import architecture
+from sdm.models.manifest import check_manifest
 from sdm.models.saved_folder import CONFIG, load_config, load_model
 from sdm.run.errors import TrainingError
 from sdm.run.export import export_model, model_tensors
 from sdm.run.folder import EXPORT, Run
 
+logger = logging.getLogger(__name__)
 
-def _tell(message: str) -> None:
-    print(message, file=sys.stderr)
+# Fields of the architecture that only say how the weights were initialised, or repeat layer_types.
+_FREE = {"local_layer", "tie_query_initialization"}
 
 
 class SavedModel:
-    """A model on the disk: a folder that transformers loads, which may be the export of a run, or, as long as the run
-    is not finished, its newest good checkpoint. An export from before the end is older than that."""
+    """A model on the disk: a folder that transformers loads, or a run.
 
-    def __init__(self, path: Path, announce: Callable[[str], None] = _tell) -> None:
-        self.path, self._announce = path, announce
+    A finished run has its export; an unfinished one its newest good checkpoint, which is newer than any export.
+
+    Args:
+        path: the folder of a model or of a run.
+
+    Raises:
+        TrainingError: the folder is neither.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
         run = Run(path)
         self._run = run if run.exists() and not run.is_finished() else None
-        folders = [run.tokenizer] if self._run else [one for one in (path, run.export) if (one / CONFIG).is_file()]
+        folders = [run.tokenizer] if self._run else [x for x in (path, run.export) if (x / CONFIG).is_file()]
         if not folders:
             raise TrainingError(
                 f"{str(path)!r} is neither a model's folder (no {CONFIG}) nor a run's (no {EXPORT}/{CONFIG})"
@@ -37,40 +48,49 @@ class SavedModel:
         """Where the tokenizer is, if there is one; of a finished run or a model, all that transformers loads."""
 
     def config(self) -> SDMConfig:
+        """Return the model's configuration without loading the weights."""
         if self._run is None:
             return load_config(self.folder)
         state = self._run.checkpoints().newest_state()
         if state is None:
-            return self.load().config  # or rather why it cannot be had
-        self._say_step(state["step"])
+            return self.load().config  # or the reason why it cannot be loaded
+        self._log_step(state["step"])
         return _built(self._run)[0]
 
     def load(self) -> SDMForCausalLM:
-        """The model in evaluation mode."""
+        """Return the model in evaluation mode."""
         if self._run is None:
             return load_model(self.folder)
-        model, _, step = restore(self._run, self._announce)
-        self._say_step(step)
+        model, _, step = restore(self._run)
+        self._log_step(step)
         return model.eval()
 
-    def _say_step(self, step: int) -> None:
-        self._announce(f"{self.path} is not finished: the model is that of the checkpoint after step {step}")
+    def _log_step(self, step: int) -> None:
+        logger.info("%s is not finished: the model is that of the checkpoint after step %d", self.path, step)
 
 
 def export_run(folder: Path, output: Path | None = None) -> Path:
-    """Export the model of the newest good checkpoint of a run, finished or not."""
+    """Export the model of the newest good checkpoint of a run, finished or not.
+
+    Args:
+        folder: the run's folder.
+        output: where to write; None: `export` within the run's folder.
+
+    Returns:
+        The folder that was written.
+    """
     run = Run(folder)
     model, tokenizer, _ = restore(run)
     return export_model(model, tokenizer, output or run.export)
 
 
-def restore(run: Run, announce: Callable[[str], None] = _tell) -> tuple[SDMForCausalLM, Tokenizer | None, int]:
-    """The model of a run's newest good checkpoint, its tokenizer if it has one, and the step."""
+def restore(run: Run) -> tuple[SDMForCausalLM, Tokenizer | None, int]:
+    """Return the model of a run's newest good checkpoint, its tokenizer if it has one, and the step."""
     config, tokenizer = _built(run)
     model = SDMForCausalLM(config)
     tensors = {f"model.{name}": x for name, x in model_tensors(model).items()}
     store = run.checkpoints()
-    state = store.newest(announce, lambda state: store.load(state["step"], tensors))
+    state = store.newest(lambda state: store.load(state["step"], tensors))
     assert state is not None, "it has begun"
     return model, tokenizer, state["step"]
 
@@ -84,7 +104,49 @@ def _built(run: Run) -> tuple[SDMConfig, Tokenizer | None]:
     if recorded is not None:
         tokenizer = load_tokenizer(recorded)
         return config.model.build(tokenizer.vocab_size, tokenizer.eos_id), tokenizer
-    # A task's run, or one of an older version.
-    data = open_data(config.data, "train", config.schedule.steps)
-    found: Tokenizer | None = getattr(data, "tokenizer", None)
-    return config.model.build(data.vocab_size, None if found is None else found.eos_id), found
+    data = open_data(config.data, "train", config.schedule.steps)  # a task, which has no tokenizer
+    return config.model.build(data.vocab_size, None), None
+
+
+def load_weights(model: SDMForCausalLM, path: Path, tokenizer: Tokenizer | None) -> None:
+    """Initialise a model with the weights of a run or of a saved model.
+
+    Args:
+        model: is filled in place.
+        path: the other run's or model's folder (`init_from`).
+        tokenizer: of this run's data; the other model's must be the same.
+
+    Raises:
+        TrainingError: the architectures or the tokenizers differ, or the weights are damaged.
+    """
+    try:
+        saved = SavedModel(path)
+        folder = saved.folder
+        check_manifest(folder)
+    except ValueError as error:
+        raise TrainingError(f"init_from: {error}") from error
+    theirs_known = tokenizer is not None and (folder / "tokenizer.json").is_file()
+    if theirs_known and load_tokenizer(folder).fingerprint != tokenizer.fingerprint:  # type: ignore[union-attr]
+        raise TrainingError(
+            f"init_from: the tokenizer in {folder} is not that of this run's data; set data.tokenizer to {folder}"
+        )
+    try:
+        loaded = saved.load()
+    except ValueError as error:
+        raise TrainingError(f"init_from: the model in {folder} cannot be loaded: {error}") from error
+    theirs, ours = _architecture(loaded.config), _architecture(model.config)
+    for name, value in ours.items():
+        if theirs[name] != value:
+            raise TrainingError(
+                f"init_from: the model in {folder} has {name} = {theirs[name]!r}, this run {value!r}; they must agree"
+            )
+    try:
+        model.load_state_dict(loaded.state_dict())
+    except RuntimeError as error:
+        raise TrainingError(f"init_from: the weights in {folder} are not those of this run's model: {error}") from error
+
+
+def _architecture(config: SDMConfig) -> dict[str, Any]:
+    """The fields that give the weights their meaning."""
+    named = architecture(config) | {"tie_word_embeddings": config.tie_word_embeddings}
+    return {name: value for name, value in named.items() if name not in _FREE}

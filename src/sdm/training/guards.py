@@ -1,4 +1,4 @@
-"""Stop before a run is wasted: losses and gradients that are not finite, and losses that explode."""
+"""Guards that stop a run: losses and gradients that are not finite, and losses that explode."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
+from torch.distributed.checkpoint.stateful import Stateful
 
 from sdm.run.config import GuardConfig
 from sdm.run.errors import TrainingStopped
 from sdm.training.parallel import local
-from sdm.training.parts import Part, Tensors
 
 WINDOW = 100
 SMALLEST = 0.5  # nats above the mean, below which nothing is a spike
@@ -22,8 +22,8 @@ _NOT_FINITE = re.compile(r"\b(nan|inf)\b", re.IGNORECASE)
 FEWEST = 20  # losses before spikes are told from ordinary ones
 
 
-class Guard(Part):
-    """Looks at every step before the optimizer uses it."""
+class Guard(Stateful):
+    """Checks every step before the optimizer uses its gradient."""
 
     def __init__(self, config: GuardConfig) -> None:
         self.config = config
@@ -33,7 +33,7 @@ class Guard(Part):
     def check(
         self, step: int, loss: float, gradient_norm: float, model: torch.nn.Module, advice: Callable[[], str]
     ) -> None:
-        """Raise `TrainingStopped` with a diagnosis. The weights are still those before the step."""
+        """Raise `TrainingStopped` with a diagnosis if a step must not be taken. The weights are not changed yet."""
         if not math.isfinite(loss) or not math.isfinite(gradient_norm):
             raise TrainingStopped(
                 f"step {step}: the loss is {loss} and the norm of the gradient {gradient_norm}. {_culprits(model)} "
@@ -59,16 +59,23 @@ class Guard(Part):
         again: Callable[[], object] | None,
         advice: Callable[[], str],
     ) -> None:
-        """Raise `TrainingStopped` if what an op has refused is a number that is not finite: some look before the loss
-        is known. `again` computes what failed once more, to find where it began."""
-        found = _weights_not_finite(model) or ("" if again is None else _first_not_finite(model, again))
-        if not found and _NOT_FINITE.search(str(error)):
-            found = "All weights and the outputs of all modules are finite."
-        if found:
-            raise TrainingStopped(f"step {step}: {error}. {found} {advice()}") from error
+        """Raise `TrainingStopped` if an op has failed because of a number that is not finite.
+
+        Args:
+            step: the step that failed.
+            error: what the op raised.
+            model: is searched for weights and outputs that are not finite.
+            again: repeats the computation, to find the module where it began; None if it cannot be repeated.
+            advice: what to do, for the message.
+        """
+        reason = _weights_not_finite(model) or ("" if again is None else _first_not_finite(model, again))
+        if not reason and _NOT_FINITE.search(str(error)):
+            reason = "All weights and the outputs of all modules are finite."
+        if reason:
+            raise TrainingStopped(f"step {step}: {error}. {reason} {advice()}") from error
 
     def check_weights(self, step: int, model: torch.nn.Module, advice: Callable[[], str]) -> None:
-        """Raise `TrainingStopped` unless the weights are worth keeping."""
+        """Raise `TrainingStopped` if any weight is not finite: such weights are not saved."""
         if found := _weights_not_finite(model):
             raise TrainingStopped(f"step {step} is not saved. {found} {advice()}")
 
@@ -79,12 +86,14 @@ class Guard(Part):
         spread = statistics.median(abs(value - mean) for value in self.recent)
         return loss > mean + max(self.config.spike * spread, abs(mean) / 2, SMALLEST)
 
-    def note(self) -> Any:
+    def state_dict(self) -> dict[str, Any]:
+        """Return the recent losses and the number of spikes in a row."""
         return {"recent": list(self.recent), "spikes": self.spikes}
 
-    def take(self, note: Any, tensors: Tensors) -> None:
-        self.recent = deque(note["recent"], maxlen=WINDOW)
-        self.spikes = note["spikes"]
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Continue with the recent losses of a checkpoint."""
+        self.recent = deque(state_dict["recent"], maxlen=WINDOW)
+        self.spikes = state_dict["spikes"]
 
 
 def _culprits(model: torch.nn.Module) -> str:
@@ -106,13 +115,13 @@ def _weights_not_finite(model: torch.nn.Module) -> str:
 
 @torch.no_grad()
 def _first_not_finite(model: torch.nn.Module, again: Callable[[], object]) -> str:
-    found: list[str] = []
+    reasons: list[str] = []
 
     def look(name: str) -> Callable[..., None]:
         def hook(module: torch.nn.Module, inputs: Any, output: Any) -> None:
             tensors = [x for x in (output if isinstance(output, tuple) else (output,)) if isinstance(x, torch.Tensor)]
-            if not found and not all(bool(x.isfinite().all()) for x in tensors):
-                found.append(f"The weights are finite; the output of {name} is not.")
+            if not reasons and not all(bool(x.isfinite().all()) for x in tensors):
+                reasons.append(f"The weights are finite; the output of {name} is not.")
 
         return hook
 
@@ -124,7 +133,7 @@ def _first_not_finite(model: torch.nn.Module, again: Callable[[], object]) -> st
     finally:
         for hook in hooks:
             hook.remove()
-    return "".join(found)
+    return "".join(reasons)
 
 
 def _few(names: list[str]) -> str:

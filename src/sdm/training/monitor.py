@@ -1,39 +1,48 @@
-"""Where the metrics go: always into metrics.jsonl, and to whoever looks on."""
+"""Metrics: the statistics of memories, metrics.jsonl, and displays."""
 
 from __future__ import annotations
 
+import contextlib
 import json
 import sys
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from datetime import timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
+import torch
+from torch import nn
+
 from sdm.files import write_bytes
+from sdm.layers import SparseDeltaMemory
+from sdm.layers.memory_statistics import LayerStatistics, observed
+from sdm.ops.sparse_delta_rule.inputs import Tokens
 from sdm.run import Run
 from sdm.run.config import MonitorConfig
 from sdm.run.errors import TrainingError
 from sdm.run.folder import step_of
 from sdm.signals import silence
+from sdm.training.parallel import Parallel
 
 if TYPE_CHECKING:
     from rich.console import Console
 
 Metrics = Mapping[str, float | int]
+STEP_TOKENS = 16_384  # of a single step: enough for stable shares of memories that a small machine holds
 
 
 class Display(Protocol):
     """Shows metrics to a person."""
 
-    def update(self, step: int, metrics: Metrics) -> None: ...
+    def update(self, step: int, metrics: Metrics) -> None:
+        """Show the metrics of a step."""
 
-    def message(self, text: str) -> None: ...
-
-    def close(self) -> None: ...
+    def close(self) -> None:
+        """End the display."""
 
 
 class Monitor:
-    """Writes metrics and passes them on."""
+    """Writes metrics.jsonl, and TensorBoard, Weights & Biases and a display if the configuration asks for them."""
 
     def __init__(self, run: Run, config: MonitorConfig, steps: int) -> None:
         folder, self._path = run.folder, run.metrics_file
@@ -43,7 +52,7 @@ class Monitor:
         self.display = make_display(config.display, folder.name, steps)
 
     def rewind(self, step: int) -> None:
-        """Forget the metrics of steps after `step`: they will be measured again. A last line gets its end."""
+        """Drop the metrics of steps after `step`, which will be measured again, and complete a last line."""
         if not self._path.is_file():
             return
         data = self._path.read_bytes()
@@ -52,6 +61,7 @@ class Monitor:
             write_bytes(self._path, kept)
 
     def log(self, step: int, metrics: Metrics) -> None:
+        """Record the metrics of a step."""
         with self._path.open("a", encoding="utf-8") as file:
             file.write(json.dumps({"step": step, **metrics}) + "\n")
         if self._tensorboard is not None:
@@ -59,13 +69,11 @@ class Monitor:
                 self._tensorboard.add_scalar(name, value, step)
         if self._wandb is not None:
             self._wandb.log(dict(metrics), step=step)
-        # Last: whoever looks on may have gone.
+        # Last: the terminal may be gone.
         self.display.update(step, metrics)
 
-    def message(self, text: str) -> None:
-        self.display.message(text)
-
     def close(self) -> None:
+        """End the display and flush what is open."""
         try:
             self.display.close()
         except (OSError, SystemExit):  # rich makes a SystemExit of a broken pipe
@@ -77,20 +85,22 @@ class Monitor:
 
 
 class NoMonitor(Monitor):
-    """That of a rank which is not the first."""
+    """Records nothing, on the ranks other than the first."""
 
     def __init__(self) -> None: ...
 
-    def rewind(self, step: int) -> None: ...
+    def rewind(self, step: int) -> None:
+        """Do nothing."""
 
-    def log(self, step: int, metrics: Metrics) -> None: ...
+    def log(self, step: int, metrics: Metrics) -> None:
+        """Do nothing."""
 
-    def message(self, text: str) -> None: ...
-
-    def close(self) -> None: ...
+    def close(self) -> None:
+        """Do nothing."""
 
 
 def make_display(kind: str, name: str, steps: int) -> Display:
+    """Return the display of a kind, as in `monitor.display`, for a run of this name and length."""
     if kind == "none":
         return NoDisplay()
     if kind == "live" or (kind == "auto" and sys.stdout.isatty()):
@@ -101,11 +111,11 @@ def make_display(kind: str, name: str, steps: int) -> Display:
 class NoDisplay:
     """Shows nothing."""
 
-    def update(self, step: int, metrics: Metrics) -> None: ...
+    def update(self, step: int, metrics: Metrics) -> None:
+        """Do nothing."""
 
-    def message(self, text: str) -> None: ...
-
-    def close(self) -> None: ...
+    def close(self) -> None:
+        """Do nothing."""
 
 
 class PlainDisplay:
@@ -115,16 +125,15 @@ class PlainDisplay:
         self.name, self.steps = name, steps
 
     def update(self, step: int, metrics: Metrics) -> None:
+        """Print a line."""
         print(f"{self.name}: step {step}/{self.steps}  {_summary(metrics)}", flush=True)
 
-    def message(self, text: str) -> None:
-        print(f"{self.name}: {text}", flush=True)
-
-    def close(self) -> None: ...
+    def close(self) -> None:
+        """Do nothing."""
 
 
 class LiveDisplay:
-    """A progress bar, and below it the newest numbers: beside it they would not fit into 80 columns."""
+    """A progress bar, and below it the newest metrics: beside it they would not fit into 80 columns."""
 
     def __init__(self, name: str, steps: int, console: Console | None = None) -> None:
         from rich.live import Live
@@ -142,6 +151,7 @@ class LiveDisplay:
         self._live.start()
 
     def update(self, step: int, metrics: Metrics) -> None:
+        """Move the bar and replace the metrics."""
         from rich.console import Group
         from rich.text import Text
 
@@ -149,11 +159,69 @@ class LiveDisplay:
         self._progress.update(self._task, completed=step)
         self._live.update(Group(self._progress, Text(_summary(self._shown))))
 
-    def message(self, text: str) -> None:
-        self._live.console.print(text, markup=False, highlight=False)
-
     def close(self) -> None:
+        """Leave the bar as it is and give the cursor back."""
         self._live.stop()
+
+
+class MemoryMonitor:
+    """Statistics of gates and slots per SDM layer (the paper's appendix), over the tokens of all ranks.
+
+    Steps that are not watched cost nothing.
+
+    Args:
+        max_tokens: how many tokens are counted until the statistics are taken; later ones are not.
+        weighted: count an access by its strength, the weight of a read or the weight of a write times its input gate,
+            instead of as one. It changes the entropies; a slot is in use however weakly.
+        parallel: the ranks over whose tokens the statistics are reduced.
+    """
+
+    def __init__(self, max_tokens: int = STEP_TOKENS, weighted: bool = False, parallel: Parallel | None = None) -> None:
+        self._max_tokens, self._weighted, self._parallel = max_tokens, weighted, parallel or Parallel()
+        self._layers: dict[SparseDeltaMemory, LayerStatistics] = {}
+
+    @contextlib.contextmanager
+    def watch(self, model: nn.Module, count: bool = True) -> Iterator[None]:
+        """Observe the forward passes in this block. Backward does not belong in it: it may recompute them.
+
+        Args:
+            model: whose SDM layers are observed.
+            count: False for a rank without rows, which takes part in the reduction all the same.
+        """
+
+        @torch.no_grad()
+        def see(layer: SparseDeltaMemory, tokens: Tokens) -> None:
+            if layer not in self._layers:
+                self._layers[layer] = LayerStatistics.of_layer(layer, tokens.beta.device)
+            seen = self._layers[layer]
+            left = self._max_tokens - int(seen.tokens)
+            if count and left > 0:
+                seen.add(Tokens(*(x.flatten(0, 1)[:left] for x in tokens)), self._weighted)
+
+        with observed(model, see):
+            yield
+
+    def take(self) -> dict[str, float]:
+        """Return the means over the layers since the last call; empty if there is no SDM layer."""
+        for layer in self._layers.values():
+            _reduce(layer, self._parallel)
+        results = [layer.result() for layer in self._layers.values()]
+        self._layers.clear()
+        if not results:
+            return {}
+        return {f"memory/{name}": sum(result[name] for result in results) / len(results) for name in results[0]}
+
+
+def _reduce(seen: LayerStatistics, parallel: Parallel) -> None:
+    """Reduce the sums of a rank over all ranks."""
+    (seen.tokens,) = parallel.sum(seen.tokens)
+    for gate in seen.gates.values():
+        (gate.count,) = parallel.sum(gate.count)
+        gate.total = parallel.sum_(gate.total)
+        gate.low, gate.high = -parallel.max_(-gate.low), parallel.max_(gate.high)
+    for name, strength in seen.strength_HN.items():
+        seen.used_HN[name] = parallel.max_(seen.used_HN[name].double())
+        parallel.sum_(strength)
 
 
 def _summary(metrics: Metrics) -> str:

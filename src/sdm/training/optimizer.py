@@ -1,17 +1,22 @@
-"""AdamW with the groups that this model needs: what is decayed, what is not, and the memory's initial state."""
+"""AdamW with the parameter groups that this model needs, and its learning-rate schedule."""
 
 from __future__ import annotations
+
+import math
 
 import torch
 
 from sdm.models import SDMForCausalLM
-from sdm.run.config import OptimConfig
+from sdm.run.config import OptimConfig, ScheduleConfig
 
 INITIAL_STATE = "initial_state"
 
 
 def make_optimizer(model: SDMForCausalLM, config: OptimConfig) -> torch.optim.AdamW:
-    """Each group carries `base_lr`, its learning rate at the top of the schedule."""
+    """Return AdamW with three groups: weights with decay, weights without, and learned initial states.
+
+    Each group has `base_lr`, its learning rate at the peak of the schedule.
+    """
     exempt = model.no_weight_decay()
     groups: dict[str, list[torch.nn.Parameter]] = {"decayed": [], "exempt": [], INITIAL_STATE: []}
     for name, parameter in model.named_parameters():
@@ -46,12 +51,13 @@ def make_optimizer(model: SDMForCausalLM, config: OptimConfig) -> torch.optim.Ad
 
 
 def set_learning_rate(optimizer: torch.optim.Optimizer, factor: float) -> None:
+    """Set the learning rate of every group to a share of its `base_lr`."""
     for group in optimizer.param_groups:
         group["lr"] = factor * group["base_lr"]
 
 
-def start_moments(optimizer: torch.optim.Optimizer) -> None:
-    """Give every parameter the moments that AdamW gives it at its first step, for a checkpoint to fill."""
+def create_moments(optimizer: torch.optim.Optimizer) -> None:
+    """Create the moments that AdamW would create at its first step, so that a checkpoint can be loaded into them."""
     for group in optimizer.param_groups:
         for parameter in group["params"]:
             optimizer.state[parameter] = {
@@ -59,3 +65,23 @@ def start_moments(optimizer: torch.optim.Optimizer) -> None:
                 "exp_avg": torch.zeros_like(parameter, memory_format=torch.preserve_format),
                 "exp_avg_sq": torch.zeros_like(parameter, memory_format=torch.preserve_format),
             }
+
+
+def learning_rate_factor(schedule: ScheduleConfig, step: int) -> float:
+    """Return the factor of the learning rate at a step, counted from 0, under Warmup-Stable-Decay.
+
+    Neither the first step nor the last is wasted on a rate of zero.
+    """
+    if step < schedule.warmup_steps:
+        return (step + 1) / schedule.warmup_steps
+    left = schedule.steps - 1 - step
+    if left >= schedule.decay_steps:
+        return 1.0
+    way = 1 - (max(left, 0) + 1) / schedule.decay_steps
+    if schedule.shape == "linear":
+        height = 1 - way
+    elif schedule.shape == "cosine":
+        height = (1 + math.cos(math.pi * way)) / 2
+    else:
+        height = 1 - math.sqrt(way)
+    return schedule.final + (1 - schedule.final) * height

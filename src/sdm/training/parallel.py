@@ -1,18 +1,18 @@
-"""Where ranks differ: the one file of the trainer that knows how its work is dealt to processes.
+"""How a trainer's work is divided among processes. No other file of the trainer depends on the number of ranks.
 
-It answers which rows of a batch this process computes and in which pieces, where the weights are, how values and
-gradients of all processes become those of the whole batch, how long the gradient is, and who writes (`ranks.first`).
-The trainer makes the same calls whatever the number of processes; with one they cost nothing. What the processes say
-to each other besides is in `sdm.ranks`, which degrees there are in `sdm.run.mesh`.
+`Parallel` knows which rows of a batch this process computes and in which pieces, shards the weights, and reduces values
+and gradients over the ranks. The trainer makes the same calls for any number of processes; with one they cost nothing.
+Other communication is in `sdm.ranks`, the degrees of parallelism in `sdm.run.mesh`.
 
-The engine is torch's: a `DeviceMesh` with the dimensions "data", "context" and "channel", and FSDP2 over the first two,
-whose ranks have the same weights and different tokens. Ranks along "channel" have the same tokens.
+The mesh is a torch `DeviceMesh` with the dimensions "data", "context" and "channel", with FSDP2 over the first two,
+whose ranks share weights and have different tokens. Ranks along "channel" have the same tokens.
 """
 
 from __future__ import annotations
 
 import math
 import os
+import platform
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from typing import Any
@@ -23,24 +23,30 @@ from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.fsdp import FSDPModule, fully_shard, register_fsdp_forward_method
 from torch.distributed.tensor import DTensor, Shard
 
+from sdm import __version__
 from sdm.data.batch import IGNORED, Batch, BatchSource
+from sdm.data.loader import rows_of_rank
 from sdm.models import SDMForCausalLM
 from sdm.parallel import ChannelShard, TimeSlice, from_full_, shard_dim, split_channels, split_time, to_full
 from sdm.ranks import ALONE, Ranks, join, world_size
 from sdm.run.config import TrainConfig
+from sdm.run.config_file import differences, to_json
 from sdm.run.errors import TrainingError
 from sdm.run.mesh import ONE, Mesh, resolve
 
+# Settings that may differ between machines.
+LOCAL_SETTINGS = {"config.compute.device", "config.compute.threads", "config.data.cache_dir"}
+
 
 def start(config: TrainConfig) -> Parallel:
-    """Meet the other processes of a run, unless its mesh cannot work: that is known before."""
+    """Check the mesh of a run, connect to its other processes, and return its `Parallel`."""
     mesh = resolve(config, world_size())
     device = _device(config.compute.device)
     return Parallel(mesh, join(device), device, config.compute.mesh.keep_weights)
 
 
 class Parallel:
-    """The ranks of a run."""
+    """The ranks of a run, and this process among them."""
 
     def __init__(
         self,
@@ -52,45 +58,47 @@ class Parallel:
         self.mesh, self.ranks, self._keep_weights = mesh, ranks, keep_weights
         self.device = device or torch.device("cpu")
         self.device_mesh: DeviceMesh | None = None
-        self.channel_shards: dict[str, ChannelShard] = {}  # the parameters of which this rank has some channels
+        self.channel_shards: dict[str, ChannelShard] = {}  # parameters of which this rank has some channels
         if torch.distributed.is_initialized() and ranks.size > 1:
             shape = (mesh.data, mesh.context, mesh.channel)
             self.device_mesh = init_device_mesh(self.device.type, shape, mesh_dim_names=("data", "context", "channel"))
 
     def pieces(self, batch_size: int, accumulation: int = 1) -> list[range]:
-        """The rows of a batch that this rank computes, in pieces whose gradients are added up.
+        """Return the rows of a batch that this rank computes, in pieces whose gradients are accumulated.
 
-        Data ranks get consecutive rows, the same number but for the last ones, and all the same number of pieces. A
-        piece is never larger than the batch cut into `accumulation`, so that fewer ranks take more pieces and no more
-        memory. Where rows run out a piece is empty: see `draw`.
+        Which rows is decided by `rows_of_rank`. All ranks have the same number of pieces. A piece is never larger than
+        the batch divided by `accumulation`, so that fewer ranks compute more pieces and need no more memory. Pieces may
+        be empty: see `draw`.
         """
         each = math.ceil(batch_size / self.mesh.data)
         number = math.ceil(each / math.ceil(batch_size / accumulation))
-        first = self.ranks.rank // (self.mesh.context * self.mesh.channel) * each
-        rows, size = range(batch_size)[first : first + each], math.ceil(each / number)
+        data_rank = self.ranks.rank // (self.mesh.context * self.mesh.channel)
+        rows, size = rows_of_rank(batch_size, data_rank, self.mesh.data), math.ceil(each / number)
         return [rows[place * size : (place + 1) * size] for place in range(number)]
 
     def sum(self, *values: float) -> tuple[float, ...]:
-        """Each value, added up over the tokens of all ranks. Those along "channel" have the same ones."""
+        """Sum values over the tokens of all ranks. Ranks along "channel" have the same tokens and count once."""
         return tuple(value / self.mesh.channel for value in self.ranks.sum(*values))
 
-    def add_up_(self, x: Tensor) -> Tensor:
-        """A tensor of every rank, added up in place as `sum` does."""
+    def sum_(self, x: Tensor) -> Tensor:
+        """Sum a tensor over the ranks in place, as `sum` does."""
         if self.device_mesh is not None:
             torch.distributed.all_reduce(x)
             x /= self.mesh.channel
         return x
 
-    def largest_(self, x: Tensor) -> Tensor:
-        """The largest of each element over the ranks, in place."""
+    def max_(self, x: Tensor) -> Tensor:
+        """Take the maximum of each element over the ranks, in place."""
         if self.device_mesh is not None:
             torch.distributed.all_reduce(x, torch.distributed.ReduceOp.MAX)
         return x
 
     def shard(self, model: SDMForCausalLM) -> None:
-        """Deal the weights of a model to the ranks, block by block: each holds its share and gathers a block's weights
-        when it runs. The rest, embeddings and head, is gathered for the whole of a pass. The weights are those of the
-        first rank; elsewhere the model may be on the meta device."""
+        """Shard the weights of a model over the ranks with FSDP2, block by block.
+
+        Embeddings and head are gathered for the whole of a pass. The weights are those of rank 0; on other ranks the
+        model may be on the meta device.
+        """
         if self.device_mesh is None:
             return
         mesh = self.device_mesh["data"]
@@ -109,53 +117,55 @@ class Parallel:
                 shard_placement_fn=lambda x: Shard(shard_dim(x.shape, mesh.size())),
             )
             assert isinstance(module, FSDPModule)
-            # The loss is divided by the targets of the whole batch: gradients are added up, and not averaged.
+            # The loss is divided by the targets of the whole batch: gradients are summed, not averaged.
             module.set_force_sum_reduction_for_comms(True)
             module.set_gradient_divide_factor(1.0)
         register_fsdp_forward_method(model, "nll")
         _materialize(model, whole, self.device, self.channel_shards)
 
     def reduce_gradients(self, model: nn.Module, last: bool) -> None:
-        """Say before a piece is computed whether it is the last one: only after it the ranks add up what they have."""
+        """Announce whether the next piece is the last one: gradients are reduced over the ranks only after it."""
         if isinstance(model, FSDPModule):
             model.set_requires_gradient_sync(last)
 
     def gradient_norm(self, model: nn.Module) -> Tensor:
-        """The length of the whole gradient."""
+        """Return the norm of the full gradient."""
         if self.device_mesh is None or not self.channel_shards:
-            return _length(model.parameters())
-        # Of the parameters that are cut every rank along "channel" has another part, of the others the same.
+            return _norm(model.parameters())
+        # Ranks along "channel" have different parts of the split parameters, and the same of the others.
         named = [(name, x) for name, x in model.named_parameters() if x.grad is not None]
-        squares = _length(x for name, x in named if name in self.channel_shards).square()
+        squares = _norm(x for name, x in named if name in self.channel_shards).square()
         torch.distributed.all_reduce(squares, group=self.device_mesh["channel"].get_group())
-        return (squares + _length(x for name, x in named if name not in self.channel_shards).square()).sqrt()
+        return (squares + _norm(x for name, x in named if name not in self.channel_shards).square()).sqrt()
 
     def clip_(self, parameters: Sequence[nn.Parameter], longest: float, norm: Tensor) -> None:
-        """Shorten a gradient of length `norm`."""
+        """Scale gradients whose norm is `norm` down to the norm `longest`."""
         torch.nn.utils.clip_grads_with_norm_(parameters, longest, norm)
 
     def full(self, parameter: str, x: Tensor) -> Tensor:
-        """`x`, which belongs to a parameter of this rank, as its share of the whole, or as the whole itself."""
+        """Return the full tensor that a parameter, gradient or moment belongs to, or this rank's shard as a DTensor."""
         if parameter not in self.channel_shards or x.dim() == 0:
             return x
         assert self.device_mesh is not None
         return to_full(x, self.channel_shards[parameter], self.device_mesh)
 
     def from_full_(self, parameter: str, x: Tensor, full: Tensor) -> None:
-        """The inverse: fill `x`."""
+        """Copy this rank's part of a full tensor into `x`; the inverse of `full`."""
         if parameter in self.channel_shards and x.dim() > 0:
             from_full_(x, full, self.channel_shards[parameter])
 
     def draw(self, source: BatchSource, step: int, rows: range) -> Batch:
-        """What this rank computes of these rows of a step's batch. One that has none takes part with a row of which
-        nothing is to be predicted: ranks only get on together."""
+        """Return these rows of a step's batch, or this rank's slice of their tokens.
+
+        A rank without rows gets one row without targets, because collectives need every rank.
+        """
         if rows:
             return self.slice(source.batch(step, rows))
         batch = source.batch(step, range(1))
         return self.slice(replace(batch, targets=torch.full_like(batch.targets, IGNORED)))
 
     def slice(self, batch: Batch) -> Batch:
-        """The tokens of a batch that this rank computes."""
+        """Return this rank's slice of a batch along time."""
         if self.mesh.context == 1:
             return batch
         rank = self.ranks.rank // self.mesh.channel % self.mesh.context
@@ -163,7 +173,7 @@ class Parallel:
         return replace(batch, input_ids=part.input_ids, targets=part.targets, cu_seqlens=part.cu_seqlens)
 
     def rows_of_all(self, own: Tensor, batch_size: int) -> Tensor:
-        """What this rank has of each of its rows, [rows, ...], as its share of [batch_size, ...]."""
+        """Return this rank's rows [rows, ...] as its shard of a DTensor [batch_size, ...]."""
         if self.device_mesh is None:
             return own
         shape = torch.Size([batch_size, *own.shape[1:]])
@@ -174,16 +184,40 @@ class Parallel:
         )
 
     def own_rows(self, shared: Tensor) -> Tensor:
-        """The inverse of `rows_of_all`."""
+        """Return this rank's rows; the inverse of `rows_of_all`."""
         return local(shared)
 
 
+def process_identity(config: TrainConfig) -> dict[str, Any]:
+    """Return what all processes of a run must have in common: versions and configuration."""
+    return {"version": {"sdm": __version__, "torch": torch.__version__}, "config": to_json(config)}
+
+
+def data_identity(*sources: BatchSource | None) -> dict[str, Any]:
+    """Return the fingerprints of the data that a process reads."""
+    return {"data": [None if source is None else source.fingerprint for source in sources]}
+
+
+def check_rank_consistency(ranks: Ranks, own: dict[str, Any]) -> None:
+    """Raise on all ranks if one differs from rank 0: its message names the machine and the fields."""
+    first = ranks.gather_call(lambda: own)[0]
+
+    def compare() -> None:
+        different = [entry for entry in differences(first, own) if entry[0] not in LOCAL_SETTINGS]
+        if not different:
+            return
+        what = "; ".join(f"{name} is {ours!r} here and {theirs!r} on rank 0" for name, theirs, ours in different[:5])
+        raise TrainingError(f"the process on {platform.node()} is not of this run: {what}")
+
+    ranks.gather_call(compare)
+
+
 def local(x: Tensor) -> Tensor:
-    """This rank's share of a tensor."""
+    """Return this rank's shard of a tensor."""
     return x.to_local() if isinstance(x, DTensor) else x
 
 
-def _length(parameters: Iterable[nn.Parameter]) -> Tensor:
+def _norm(parameters: Iterable[nn.Parameter]) -> Tensor:
     norm = torch.nn.utils.get_total_norm([x.grad for x in parameters if x.grad is not None])
     return norm.full_tensor() if isinstance(norm, DTensor) else norm
 
@@ -191,7 +225,7 @@ def _length(parameters: Iterable[nn.Parameter]) -> Tensor:
 def _materialize(
     model: SDMForCausalLM, whole: dict[str, Any], device: torch.device, shards: dict[str, ChannelShard]
 ) -> None:
-    """Give the shares of a model their memory and the values of the first rank."""
+    """Allocate the shards of a model and fill them with the values of rank 0."""
     from torch.distributed.checkpoint.state_dict import StateDictOptions, set_model_state_dict
 
     if any(x.is_meta for x in (*model.parameters(), *model.buffers())):
@@ -210,7 +244,7 @@ def _materialize(
 
 
 def _device(name: str) -> torch.device:
-    """The device of this process. Processes of one machine take its GPUs in turn."""
+    """The device of this process. Processes of one machine take one GPU each."""
     if name == "auto":
         name = "cuda" if torch.cuda.is_available() else "cpu"
     if name == "cuda" and world_size() > 1:

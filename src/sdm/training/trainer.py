@@ -2,14 +2,15 @@
 
     Trainer(config, Path("runs/mine")).run()
 
-A run's folder that already holds checkpoints is continued from the newest good one, bit for bit on a CPU. What the
-next step depends on are the trainer's parts (`training/parts.py`), and a checkpoint holds all of them. What differs
-between the processes of a run is asked of `training/parallel.py`.
+A run's folder that already holds checkpoints is continued from the newest good one, bit for bit on a CPU. Everything
+that the next step depends on is in the parts of the trainer's state (`training/train_state.py`), and a checkpoint holds
+all of them. `training/parallel.py` divides the work among the processes of a run.
 """
 
 from __future__ import annotations
 
 import contextlib
+import logging
 import math
 import signal
 import sys
@@ -21,6 +22,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.distributed.checkpoint.stateful import Stateful
 
 from sdm.data.batch import Batch, BatchSource
 from sdm.data.config import CorpusConfig
@@ -36,40 +38,45 @@ from sdm.run.config_file import to_json
 from sdm.run.errors import TrainingError, TrainingStopped
 from sdm.run.export import check_replaceable, export_model
 from sdm.run.folder import TOKENIZER
+from sdm.run.model import load_weights
 from sdm.signals import Interrupted, PostponedSignals, silence
-from sdm.training import calibration, preflight
-from sdm.training.alike import check_alike, of_data, of_process
-from sdm.training.carried import CarriedStates
+from sdm.training import memory_estimate, time_estimate
 from sdm.training.guards import Guard
-from sdm.training.initial_weights import load_weights
-from sdm.training.memory_statistics import STEP_TOKENS, MemoryStatistics
-from sdm.training.monitor import Monitor, NoMonitor
-from sdm.training.optimizer import make_optimizer, set_learning_rate, start_moments
-from sdm.training.parallel import start
-from sdm.training.parts import (
-    DataPosition,
-    Moments,
-    Part,
-    RandomNumbers,
-    Speed,
-    Weights,
-    notes_of,
-    take,
-    tensors_of,
+from sdm.training.monitor import STEP_TOKENS, MemoryMonitor, Monitor, NoMonitor
+from sdm.training.optimizer import create_moments, learning_rate_factor, make_optimizer, set_learning_rate
+from sdm.training.parallel import check_rank_consistency, data_identity, process_identity, start
+from sdm.training.stream_state import StreamState
+from sdm.training.train_state import (
+    DataState,
+    ModelState,
+    OptimizerState,
+    RandomState,
+    Throughput,
+    load_state,
+    split_state,
 )
-from sdm.training.schedule import learning_rate_factor
+
+logger = logging.getLogger(__name__)
 
 
 class Trainer:
-    """Trains the model of a configuration in a run's folder."""
+    """Trains the model of a configuration in a run's folder.
+
+    Args:
+        config: the run.
+        folder: the run's folder; it is created, or continued if it holds a run of this configuration.
+
+    Raises:
+        TrainingError: the run cannot start: another configuration, no memory, no device, or another process in it.
+    """
 
     def __init__(self, config: TrainConfig, folder: Path) -> None:
         self.config, self.folder, self.this_run = config, folder, Run(folder)
         self.parallel = start(config)
         self.ranks = self.parallel.ranks
         try:
-            check_alike(self.ranks, of_process(config))
-            self.ranks.on_rank0(self._claim)
+            check_rank_consistency(self.ranks, process_identity(config))
+            self._limit = self.ranks.on_rank0(self._claim)
             self._prepare()
             self._tokenizer_files = self.ranks.on_rank0(lambda: self.this_run.record(config, self.tokenizer))
         except OSError as error:
@@ -79,10 +86,12 @@ class Trainer:
             self.close()
             raise
 
-    def _claim(self) -> None:
-        self.this_run.claim(self.config)
+    def _claim(self) -> int | None:
+        """Take possession of the folder. Returns the last step that the run may be continued from, if not any."""
+        limit = self.this_run.claim(self.config)
         check_replaceable(self.this_run.export.resolve(), "--run-dir")
         remove_leftovers(self.this_run.export)
+        return limit
 
     def _prepare(self) -> None:
         config = self.config
@@ -94,43 +103,43 @@ class Trainer:
         )
         self.data = self.ranks.local_rank0_first(lambda: self._open("train"))
         self.held_out = self.ranks.local_rank0_first(lambda: self._open("valid")) if self._validates() else None
-        check_alike(self.ranks, of_data(self.data, self.held_out))
+        check_rank_consistency(self.ranks, data_identity(self.data, self.held_out))
         self.tokenizer = getattr(self.data, "tokenizer", None)
         eos_id = None if self.tokenizer is None else self.tokenizer.eos_id
         model_config = config.model.build(self.data.vocab_size, eos_id)
-        needs = lambda: preflight.check(config, model_config, self.data, self.device, self.parallel.mesh)  # noqa: E731
-        self.monitor.message(self.ranks.gather_call(needs)[0])
+        needs = lambda: memory_estimate.check(config, model_config, self.data, self.device, self.parallel.mesh)  # noqa: E731
+        self._info(self.ranks.gather_call(needs)[0])
 
         self.model = self._build(model_config)
         self._pieces = self.parallel.pieces(self.data.batch_size, config.compute.accumulation)
-        self.carried = CarriedStates(self.model, self._pieces, self.data.batch_size, self.parallel)
+        self.streams = StreamState(self.model, self._pieces, self.data.batch_size, self.parallel)
         self.parallel.shard(self.model)
         self.optimizer = make_optimizer(self.model, config.optim)
-        start_moments(self.optimizer)
-        self.weights = Weights(self.model, self.parallel)
-        self.position = DataPosition(self.data)
+        create_moments(self.optimizer)
+        self.weights = ModelState(self.model, self.parallel)
+        self.position = DataState(self.data)
         self.guard = Guard(config.guard)
-        self.speed = Speed()
-        self.parts: dict[str, Part] = {
+        self.throughput = Throughput()
+        self.state: dict[str, Stateful] = {
             "model": self.weights,
-            "optimizer": Moments(self.model, self.optimizer, self.parallel),
+            "optimizer": OptimizerState(self.model, self.optimizer, self.parallel),
             "data": self.position,
-            "carried": self.carried,
+            "stream_state": self.streams,
             "guard": self.guard,
-            "random": RandomNumbers(self.device),
-            "speed": self.speed,
+            "random": RandomState(self.device),
+            "throughput": self.throughput,
         }
         watched = math.ceil((config.monitor.memory_tokens or STEP_TOKENS) / self.parallel.mesh.shards)
-        self.statistics = MemoryStatistics(watched, config.monitor.memory_weighted, self.parallel)
-        self.store = self.this_run.checkpoints(config.checkpoint.keep, self.ranks)
+        self.statistics = MemoryMonitor(watched, config.monitor.memory_weighted, self.parallel)
+        self.store = self.this_run.checkpoints(config.checkpoint.keep, self.ranks, config.schedule.decay_start)
         self.signals = PostponedSignals(self._acknowledge)
         self.step, self._begun = 0, 0  # steps done, and the one that is being made
         self._streams_begin = True  # whether any row of the batch that is being computed begins a stream
         if config.monitor.display != "none":
-            self.monitor.message(f"{self._duration()} for {config.schedule.steps} steps")
+            self._info(f"{self._duration()} for {config.schedule.steps} steps")
 
     def _build(self, config: SDMConfig) -> SDMForCausalLM:
-        """The model as it starts. Several ranks take the weights of the first."""
+        """The model with its initial weights. Ranks other than the first have none: they get those of the first."""
         torch.manual_seed(self.config.seed)
         with contextlib.nullcontext() if self.ranks.first else torch.device("meta"):
             model = SDMForCausalLM(config).train()
@@ -147,19 +156,19 @@ class Trainer:
         return model
 
     def _duration(self) -> str:
-        """What the whole run will take, in words."""
+        """The estimated duration of the run, in words."""
 
         def loss(piece: Batch) -> Tensor:
-            with self._other_streams():
+            with self._separate_streams():
                 return self._loss(self.parallel.slice(piece), max(piece.num_targets, 1), 0)
 
-        seconds = calibration.seconds_of_run(
+        seconds = time_estimate.seconds_of_run(
             self.config, self.model, self.data, loss, max(len(self._pieces[0]), 1), len(self._pieces), self.ranks
         )
-        return calibration.about(seconds)
+        return time_estimate.about(seconds)
 
     def _open(self, split: str) -> BatchSource:
-        """One split of the data. A run that goes on keeps its tokenizer, whatever became of where it came from."""
+        """One split of the data. A run that is continued keeps its tokenizer, whatever became of its source."""
         data, recorded = self.config.data, self.this_run.recorded_tokenizer()
         if isinstance(data, CorpusConfig) and recorded is not None:
             data = replace(data, tokenizer=str(recorded))
@@ -171,7 +180,14 @@ class Trainer:
         return self.config.monitor.validation_batches > 0 and not without
 
     def run(self) -> Path:
-        """Train to the end and export the model. Returns the export's folder."""
+        """Train to the last step and export the model.
+
+        Returns:
+            The folder of the export.
+
+        Raises:
+            TrainingStopped: the run ended before its last step; the message says why and how it is continued.
+        """
         steps, checkpoint = self.config.schedule.steps, self.config.checkpoint
         try:
             with self.signals as signals:
@@ -182,9 +198,11 @@ class Trainer:
                         self.save()
                         with _ending_all():
                             raise _stopped(self.step, signals.received, lost)
-                    if self.step % checkpoint.every == 0 or self.step == steps:
+                    if self.step % checkpoint.every == 0 or self.step in (steps, self.config.schedule.decay_start):
                         self.save()
-                return export_model(self.model, self.tokenizer, self.this_run.export, self.ranks, self.weights.tensors)
+                return export_model(
+                    self.model, self.tokenizer, self.this_run.export, self.ranks, self.weights.state_dict
+                )
         except (OSError, CheckpointError) as error:
             raise TrainingStopped(f"stopped after step {self.step}: {error}") from error
         except RuntimeError as error:
@@ -198,19 +216,27 @@ class Trainer:
             self.close()
 
     def close(self) -> None:
-        """End the display and let other processes have the folder."""
+        """End the display and release the folder to other processes."""
         if hasattr(self, "monitor"):  # it has not, if preparing failed early
             self.monitor.close()
         self.this_run.release()
 
+    def _info(self, text: str) -> None:
+        """Log a message on the first rank, unless the display is off."""
+        if self.ranks.first and self.config.monitor.display != "none":
+            logger.info("%s: %s", self.folder.name, text)
+
     def _acknowledge(self, name: str) -> None:
-        """Say at once that a signal was heard."""
+        """Log at once that a signal was received."""
         doing = f"finishing step {self._begun}" if self._begun else "saving"
-        self.monitor.message(f"{name}: {doing}; again to end now")
+        self._info(f"{name}: {doing}; again to end now")
 
     def _advance(self) -> BaseException | None:
-        """One step, and the measurements that are due after it. Returns what went wrong in showing them, if anything:
-        the step is complete then, and can be saved."""
+        """Take a step and the measurements that are due after it.
+
+        Returns:
+            The error of a display whose output is gone, if there was one: the step is complete and can be saved.
+        """
         monitor, step = self.config.monitor, self.step + 1
         last = step == self.config.schedule.steps
         log, memory, validate = (
@@ -220,7 +246,7 @@ class Trainer:
         self._begun = step
         try:
             metrics = self.train_step(watch_memory=self._watches_memory(step))
-            self.speed.add(int(metrics.pop("tokens")), time.perf_counter() - start)
+            self.throughput.add(int(metrics.pop("tokens")), time.perf_counter() - start)
             if memory:
                 metrics |= self.statistics.take()
             if validate:
@@ -230,8 +256,12 @@ class Trainer:
         finally:
             self._begun = 0
         if log or memory or validate:
-            left = (self.config.schedule.steps - step) * self.speed.seconds / step
-            metrics |= {"tokens_per_second": self.speed.recent(), "seconds": self.speed.seconds, "seconds_left": left}
+            left = (self.config.schedule.steps - step) * self.throughput.seconds / step
+            metrics |= {
+                "tokens_per_second": self.throughput.recent(),
+                "seconds": self.throughput.seconds,
+                "seconds_left": left,
+            }
             try:
                 self.monitor.log(step, metrics)
             except (OSError, SystemExit) as error:  # rich makes a SystemExit of a broken pipe
@@ -246,7 +276,14 @@ class Trainer:
         return any(_due(later, monitor.memory_every, later == steps) for later in range(step, step + needed))
 
     def train_step(self, watch_memory: bool = False) -> dict[str, float]:
-        """One optimizer step. Returns its metrics."""
+        """Take one optimizer step.
+
+        Args:
+            watch_memory: collect the statistics of memories.
+
+        Returns:
+            The metrics of the step.
+        """
         factor = learning_rate_factor(self.config.schedule, self.step)
         set_learning_rate(self.optimizer, factor)
         pieces = [self.parallel.draw(self.data, self.position.step, rows) for rows in self._pieces]
@@ -255,7 +292,7 @@ class Trainer:
         loss, tokens = 0.0, 0
         before = [x.clone() for x in self.model.buffers()]
         for place, piece in enumerate(pieces):
-            # Streams end a step that has begun: to undo it would take a copy of all the states that they carry.
+            # With streams a step is completed: to undo it would take a copy of all their states.
             undoable = self.ranks.size == 1 and (piece.reset is None or place == 0)
             if self.signals.received is not None and undoable:
                 self._undo(before)
@@ -282,41 +319,41 @@ class Trainer:
         return metrics | {"tokens": total_tokens}
 
     def _agree(self, pieces: list[Batch]) -> int:
-        """How many targets the whole batch has; whether streams begin in it is kept for `_loss`."""
+        """The number of targets of the whole batch; whether a stream begins in any row is stored for `_loss`."""
         begin = any(piece.reset is not None and bool(piece.reset.any()) for piece in pieces)
         targets, beginning = self.parallel.sum(sum(piece.num_targets for piece in pieces), begin)
         self._streams_begin = beginning > 0
         return int(targets)
 
     def _undo(self, buffers: list[Tensor]) -> None:
-        """Forget the step that has begun."""
+        """Undo the step that has begun."""
         self.optimizer.zero_grad(set_to_none=True)
         self.position.step -= 1
         for x, before in zip(self.model.buffers(), buffers, strict=True):
             x.copy_(before)
 
     def _loss(self, batch: Batch, num_targets: int, place: int) -> Tensor:
-        """The loss of one piece of a batch; a stream's states are carried on to the same piece of the next step."""
+        """The loss of one piece of a batch; a stream's states are kept for the same piece of the next step."""
         compute = self.config.compute
         segment_length = compute.segment_length if compute.checkpointing == "segment" else None
         with torch.autocast(self.device.type, torch.bfloat16, enabled=compute.precision == "bfloat16"):
             carry, before, begins = batch.reset is not None, None, None
             if batch.reset is not None:
-                before, begins = self.carried.begin(place, batch.reset, self._streams_begin)
+                before, begins = self.streams.begin(place, batch.reset, self._streams_begin)
             total, after = self.model.nll(
                 batch.input_ids, batch.targets, batch.cu_seqlens, before, carry, segment_length, begins=begins
             )
             if carry and after is not None:
-                self.carried.keep(place, after)
+                self.streams.keep(place, after)
             return total / max(num_targets, 1)
 
     @contextlib.contextmanager
     def _explained(self, batch: Batch) -> Iterator[None]:
-        """What an op refuses because the run has diverged ends it like a loss that is not finite."""
+        """An op that fails because the run has diverged stops it like a loss that is not finite."""
         try:
             yield
         except (ValueError, RuntimeError) as error:
-            # What failed can be computed again by one process, but not by one of several.
+            # A single process can repeat what failed, one of several cannot.
             again = (lambda: self._loss(batch, 1, 0)) if self.ranks.size == 1 else None
             if not is_lost(error):
                 self.guard.explain(self._begun or self.step + 1, error, self.model, again, self._advice)
@@ -324,12 +361,12 @@ class Trainer:
 
     @torch.no_grad()
     def validate(self) -> dict[str, float]:
-        """Mean negative log-likelihood, in nats per token, on held-out data."""
+        """Return the mean negative log-likelihood on held-out data, in nats per token; empty without such data."""
         if self.held_out is None:
             return {}
         count, (rows,) = self.config.monitor.validation_batches, self.parallel.pieces(self.held_out.batch_size)
         total, targets = 0.0, 0
-        with evaluating(self.model), self._other_streams([rows]):
+        with evaluating(self.model), self._separate_streams([rows]):
             for step in range(min(count, self.held_out.num_steps or count)):
                 batch = self.parallel.draw(self.held_out, step, rows)
                 self._agree([batch])
@@ -342,32 +379,46 @@ class Trainer:
         return {"valid/loss": total / max(all_targets, 1)}
 
     @contextlib.contextmanager
-    def _other_streams(self, pieces: list[range] | None = None) -> Iterator[None]:
-        """Leave the states of the training streams alone."""
-        training, self.carried = self.carried, self.carried.fresh(pieces or self._pieces)
+    def _separate_streams(self, pieces: list[range] | None = None) -> Iterator[None]:
+        """Set the states of the training streams aside."""
+        training, self.streams = self.streams, self.streams.fresh(pieces or self._pieces)
         try:
             yield
         finally:
-            self.carried = training
+            self.streams = training
 
     def save(self) -> Path:
-        """Write a checkpoint of everything that the next step depends on."""
+        """Write a checkpoint of everything that the next step depends on.
+
+        Returns:
+            Its folder.
+        """
         self.ranks.gather_call(lambda: self.guard.check_weights(self.step, self.model, self._advice))
-        state = {"config": to_json(self.config), TOKENIZER: self._tokenizer_files, "parts": notes_of(self.parts)}
+        tensors, values = split_state(self.state)
+        state = {"config": to_json(self.config), TOKENIZER: self._tokenizer_files, "train_state": values}
         # Weights that may have diverged must not push out good ones.
         healthy = self.guard.spikes == 0
-        return self.store.save(self.step, tensors_of(self.parts), state, healthy)
+        return self.store.save(self.step, tensors, state, healthy)
 
     def resume(self) -> None:
         """Continue from the newest good checkpoint, if there is one."""
         self.ranks.on_rank0(self.store.remove_leftovers)
-        state = self.store.newest(self.monitor.message, self._restore)
+        state = self.store.newest(self._restore, self._limit)
         self.monitor.rewind(self.step)
         if state is not None:
-            self.monitor.message(f"continuing after step {self.step}")
+            self._info(f"continuing after step {self.step}")
 
     def _restore(self, state: dict[str, Any]) -> None:
-        take(self.parts, state["parts"], self.store, state["step"])
+        if "train_state" not in state:
+            raise CheckpointError(f"the checkpoint {self.store.path(state['step'])} is not of a trainer")
+        values = state["train_state"]
+        changed = values["data"]["source"] != self.data.fingerprint
+        if changed and self._limit is not None and getattr(self.config.data, "curriculum", False):
+            raise TrainingError(
+                "schedule.steps: the curriculum of this run's data follows the number of steps, so that a longer run "
+                "would have seen other batches; train it from the start in another folder (--run-dir)"
+            )
+        load_state(self.state, values, self.store, state["step"])
         self.step = state["step"]
 
     def _advice(self) -> str:
@@ -379,18 +430,18 @@ class Trainer:
         """The newest checkpoint that is whole and was not written amid spikes."""
         for path in map(self.store.path, reversed(self.store.steps())):
             with contextlib.suppress(CheckpointError):
-                if verify(path)["parts"]["guard"]["spikes"] == 0:
+                if verify(path)["train_state"]["guard"]["spikes"] == 0:
                     return path
         return None
 
 
 class _Interrupted(Exception):
-    """A signal came within a step, which was undone."""
+    """A signal arrived within a step, which was undone."""
 
 
 @contextlib.contextmanager
 def _ending_all() -> Iterator[None]:
-    """What ends here ends on all ranks."""
+    """A stop in this block is one of all ranks."""
     try:
         yield
     except TrainingStopped as stopped:

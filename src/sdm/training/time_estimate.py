@@ -1,4 +1,4 @@
-"""How long a run will take, found before it starts by timing pieces of its own steps."""
+"""Estimate of a run's duration, before it starts, by timing pieces of its own steps."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ from sdm.ranks import ALONE, Ranks
 from sdm.run.config import TrainConfig
 from sdm.training.parallel import local
 
-# Where a run is looked at, as shares of its steps: curricula make later steps longer.
+# Where the run is sampled, as shares of its steps: curricula make later steps longer.
 PLACES = (0.1, 0.3, 0.5, 0.7, 0.9)
-FLOPS = 1e11  # of one piece, seconds on a laptop: what is longer is cut
-PATIENCE = 3.0  # seconds: what takes longer is not timed again
+FLOPS = 1e11  # of one piece, seconds on a laptop: a longer piece is shortened
+PATIENCE = 3.0  # seconds: a longer piece is not timed again
 
 
 def seconds_of_run(
@@ -29,22 +29,30 @@ def seconds_of_run(
     pieces: int,
     ranks: Ranks = ALONE,
 ) -> float:
-    """Seconds of all steps and measurements. `loss` computes that of one piece of a batch, `rows` of them, of which
-    there are `pieces` in a step; what backward leaves in the model is removed, and neither its buffers nor the random
-    numbers change."""
+    """Return the seconds of all steps and measurements of a run. Gradients, buffers and random states are restored.
+
+    Args:
+        config: of the run.
+        model: as it will be trained.
+        data: the run's batches.
+        loss: computes the loss of one piece of a batch.
+        rows: the rows of a piece.
+        pieces: pieces of a step on this rank.
+        ranks: the processes of the run, which all call this.
+    """
     steps = config.schedule.steps
     parameters = next(model.parameters())
     buffers = [x.clone() for x in model.buffers()]
-    found: dict[torch.Size, float] = {}
+    seconds: dict[torch.Size, float] = {}
     total = 0.0
     with torch.random.fork_rng([parameters.device] if parameters.is_cuda else []):
         for place in PLACES:
             whole = data.batch(int(place * (steps - 1)), range(rows))
-            if whole.input_ids.shape not in found:
+            if whole.input_ids.shape not in seconds:
                 piece = _cut(whole, model).to(parameters.device)
                 share = _flops(model, piece) / _flops(model, whole)
-                found[whole.input_ids.shape] = _time(lambda piece=piece: loss(piece).backward(), ranks) / share  # type: ignore[misc]
-            total += found[whole.input_ids.shape] * pieces / len(PLACES)
+                seconds[whole.input_ids.shape] = _time(lambda piece=piece: loss(piece).backward(), ranks) / share  # type: ignore[misc]
+            total += seconds[whole.input_ids.shape] * pieces / len(PLACES)
     model.zero_grad(set_to_none=True)
     for x, before in zip(model.buffers(), buffers, strict=True):
         x.copy_(before)
@@ -56,7 +64,7 @@ def seconds_of_run(
 
 
 def about(seconds: float) -> str:
-    """In the unit that a person would choose."""
+    """Return a duration in words, in the unit that a person would choose."""
     for unit, size in (("days", 86400.0), ("hours", 3600.0), ("minutes", 60.0)):
         if seconds >= 1.5 * size:
             count = f"{seconds / size:.2g}" if seconds < 10 * size else f"{seconds / size:,.0f}"

@@ -14,9 +14,7 @@ from safetensors import SafetensorError
 from transformers import AutoTokenizer
 
 from sdm.data import DataError
-from sdm.files import write_json
 from sdm.models import SDMForCausalLM
-from sdm.models.manifest import write_manifest
 from sdm.run.checkpoint import CheckpointStore
 from sdm.run.config import CheckpointConfig
 from sdm.run.errors import TrainingError
@@ -118,15 +116,8 @@ def test_the_tokenizer_is_that_of_the_run(tmp_path: Path) -> None:
     assert max(ids) > 257  # merges
     shutil.rmtree(tmp_path / "run" / "tokenizer")
     bpe_run(tmp_path)
-    with pytest.raises(TrainingError, match=r"is not what the run began with"):
+    with pytest.raises(TrainingError, match=r"is not what the run started with"):
         export_run(tmp_path / "run", tmp_path / "old")
-    # Runs of older versions have no tokenizer of their own.
-    for checkpoint in (tmp_path / "run" / "checkpoints").iterdir():
-        state = json.loads((checkpoint / "state.json").read_text())
-        del state["tokenizer"]
-        write_json(checkpoint / "state.json", state)
-        write_manifest(checkpoint)
-    assert content(export_run(tmp_path / "run", tmp_path / "old")) == before
 
 
 def test_a_run_goes_on_without_what_it_began_from(tmp_path: Path) -> None:

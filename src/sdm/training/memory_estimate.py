@@ -1,4 +1,4 @@
-"""What a run will need, estimated before it starts, so that what cannot fit is refused at once."""
+"""Estimate of a run's memory, before it starts: a run that cannot fit is refused at once."""
 
 from __future__ import annotations
 
@@ -31,9 +31,11 @@ class Estimate:
 
     @property
     def memory(self) -> float:
+        """Bytes of the process."""
         return INTERPRETER + self.weights + self.activations
 
     def describe(self) -> str:
+        """Return the estimate in words."""
         return (
             f"about {self.memory / GIGABYTE:.2f} GB of {self.available / GIGABYTE:.1f} GB of free memory "
             f"({self.weights / GIGABYTE:.2f} GB weights and moments, {self.activations / GIGABYTE:.2f} GB "
@@ -44,7 +46,7 @@ class Estimate:
 def estimate(
     config: TrainConfig, model: SDMConfig, data: BatchSource, device: torch.device, mesh: Mesh = ONE
 ) -> Estimate:
-    """Of one of the processes of a mesh. On a CPU those of one machine share its memory."""
+    """Estimate one process of a mesh. On a CPU the processes of one machine share its memory."""
     costs = cost(model)
     length = data.sequence_length
     rows = min(math.ceil(data.batch_size / config.compute.accumulation), math.ceil(data.batch_size / mesh.data))
@@ -63,15 +65,19 @@ def estimate(
 
 
 def check(config: TrainConfig, model: SDMConfig, data: BatchSource, device: torch.device, mesh: Mesh = ONE) -> str:
-    """Say what the run will take, or refuse it."""
-    found = estimate(config, model, data, device, mesh)
-    if config.guard.check_memory and found.memory > found.available:
+    """Return the estimate in words.
+
+    Raises:
+        TrainingError: the run needs more memory than is free.
+    """
+    needs = estimate(config, model, data, device, mesh)
+    if config.guard.check_memory and needs.memory > needs.available:
         raise TrainingError(
-            f"this run needs {found.describe()}. Lower data.batch_size or "
+            f"this run needs {needs.describe()}. Lower data.batch_size or "
             f"data.sequence_length, raise compute.accumulation, or set compute.checkpointing; guard.check_memory = "
             f"False starts it nevertheless"
         )
-    return found.describe()
+    return needs.describe()
 
 
 def _activations(config: TrainConfig, model: SDMConfig, rows: int, length: int, split: int) -> float:
@@ -98,7 +104,7 @@ def _activations(config: TrainConfig, model: SDMConfig, rows: int, length: int, 
 
 
 def available_memory(device: torch.device) -> float:
-    """Bytes that are free now, within the limit of a container if there is one."""
+    """Return the bytes that are free now, within the limit of a container if there is one."""
     if device.type == "cuda":
         return float(torch.cuda.mem_get_info(device)[0])
     free = float("inf")

@@ -14,7 +14,7 @@ from sdm.layers.memory_statistics import normalized_entropy
 from sdm.run import Run
 from sdm.run.config import ComputeConfig, MonitorConfig, ScheduleConfig
 from sdm.training import Trainer
-from sdm.training.memory_statistics import MemoryStatistics
+from sdm.training.monitor import MemoryMonitor
 from tiny_models import VOCABULARY, tiny_model
 from training.runs import recall_run, text_run
 
@@ -27,7 +27,7 @@ def test_entropy() -> None:
 
 
 def test_names_and_ranges() -> None:
-    model, statistics = tiny_model("all_recurrent"), MemoryStatistics(1000)
+    model, statistics = tiny_model("all_recurrent"), MemoryMonitor(1000)
     with statistics.watch(model):
         model(torch.randint(0, VOCABULARY, (2, 40)))
     found = statistics.take()
@@ -49,7 +49,7 @@ def test_slots_are_those_that_are_written(shift: bool) -> None:
     torch.manual_seed(0)
     memory = SparseDeltaMemory(16, num_slots=256, num_writes=4, num_reads=4, learned_initial_state=False)
     layer = ShiftedKeys(memory) if shift else memory
-    x, statistics = torch.randn(1, 6, 16), MemoryStatistics(1000)
+    x, statistics = torch.randn(1, 6, 16), MemoryMonitor(1000)
     with statistics.watch(layer):
         _, state = layer(x, return_state=True)
     after = state.inner.memory if shift else state.memory
@@ -59,7 +59,7 @@ def test_slots_are_those_that_are_written(shift: bool) -> None:
 def test_counts_go_on_to_the_number_of_tokens() -> None:
     """Over several passes, and no further: as one pass over the first tokens."""
     model, ids = tiny_model("all_recurrent"), torch.randint(0, VOCABULARY, (3, 20))
-    split, whole = MemoryStatistics(50), MemoryStatistics(50)
+    split, whole = MemoryMonitor(50), MemoryMonitor(50)
     for row in ids:
         with split.watch(model):
             model(row.unsqueeze(0))
@@ -80,7 +80,7 @@ def test_accesses_by_their_strength() -> None:
     x[..., 0] = 1
     found = {}
     for weighted in (False, True):
-        statistics = MemoryStatistics(100, weighted)
+        statistics = MemoryMonitor(100, weighted)
         with statistics.watch(layer):
             layer(x)
         found[weighted] = statistics.take()

@@ -12,18 +12,17 @@ from typing import Any
 import pytest
 import torch
 from safetensors.torch import load_file, save
+from training.test_export import content
 
 import sdm
 from sdm.data import load_tokenizer
 from sdm.models import SDMForCausalLM
 from sdm.run.checkpoint import CheckpointStore
 from sdm.run.config import CheckpointConfig
-from sdm.run.model import export_run
+from sdm.run.model import export_run, load_weights
 from sdm.training import Trainer
-from sdm.training.initial_weights import load_weights
 from tiny_models import tiny_model, tokens
 from training.runs import text_run
-from training.test_export import content
 
 NAMES = (
     "copy of {}",
@@ -66,7 +65,7 @@ def checkpoint(folder: Path) -> Load:
 
     def load() -> Any:
         found = {name: torch.full_like(x, 9) for name, x in tensors.items()}
-        state = CheckpointStore(folder).newest(take=lambda state: store.load(state["step"], found))
+        state = CheckpointStore(folder).newest(lambda state: store.load(state["step"], found))
         return state, save(found)
 
     return load

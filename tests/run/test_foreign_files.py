@@ -3,19 +3,18 @@
 from __future__ import annotations
 
 import json
-import shutil
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import torch
+from training.test_export import content
 
 from sdm.reproduce.jobs import Job, run_jobs
 from sdm.run.checkpoint import CheckpointError, CheckpointStore
 from sdm.run.errors import TrainingError
 from sdm.training import Trainer
-from training.runs import assert_same, recall_run, train
-from training.test_export import content
+from training.runs import recall_run, train
 
 
 @pytest.mark.parametrize(
@@ -84,17 +83,6 @@ def test_hidden_files_do_not_matter(tmp_path: Path) -> None:
     (tmp_path / ".gitkeep").touch()
     Trainer(recall_run(), tmp_path).close()
     assert (tmp_path / ".gitkeep").exists()
-
-
-@pytest.mark.parametrize("lost", ["run.json", "checkpoints"])
-def test_runs_from_before_the_marker_go_on(tmp_path: Path, lost: str) -> None:
-    expected = train(recall_run(), tmp_path)
-    (tmp_path / ".sdm-run").unlink()
-    if lost == "run.json":
-        (tmp_path / lost).unlink()
-    else:
-        shutil.rmtree(tmp_path / lost)
-    assert_same(train(recall_run(), tmp_path), expected)
 
 
 @pytest.mark.parametrize("damage", ["missing", "damaged", "changed"])

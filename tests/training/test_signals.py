@@ -128,21 +128,21 @@ def test_a_closed_terminal(tmp_path: Path) -> None:
     assert list((tmp_path / "checkpoints").iterdir())
 
 
-def test_the_first_signal_is_acknowledged_at_once(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_first_signal_is_acknowledged_at_once(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level("INFO", "sdm.training")
     config = recall_run(monitor=MonitorConfig(display="plain"))
     trainer = Trainer(config, tmp_path)
     said = []
 
     def interrupted(*arguments: Any) -> Any:
         if trainer.step == 3:
-            capsys.readouterr()
             os.kill(os.getpid(), signal.SIGINT)
-            said.append(capsys.readouterr().out)
+            said.append(caplog.messages[-1])
         return loss(*arguments)
 
     loss = trainer._loss
     trainer._loss = interrupted  # type: ignore[method-assign]
     with pytest.raises(TrainingStopped, match="SIGINT: stopped after step 4, which is saved"):
         trainer.run()
-    assert said == [f"{tmp_path.name}: SIGINT: finishing step 4; again to end now\n"]
+    assert said == [f"{tmp_path.name}: SIGINT: finishing step 4; again to end now"]
     assert signal.getsignal(signal.SIGINT) is signal.default_int_handler

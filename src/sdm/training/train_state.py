@@ -1,0 +1,178 @@
+"""The state of a trainer: everything that the next step depends on, as torch `Stateful` objects.
+
+A `state_dict` holds tensors and JSON values side by side. A checkpoint stores the tensors of all parts together, under
+"part.name", and the values in its state.json.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any, Protocol, runtime_checkable
+
+import torch
+from torch import Tensor
+from torch.distributed.checkpoint.stateful import Stateful
+
+from sdm.data.batch import BatchSource
+from sdm.data.loader import Batches
+from sdm.models import SDMForCausalLM
+from sdm.run.checkpoint import CheckpointStore
+from sdm.run.export import model_tensors
+from sdm.training.parallel import Parallel
+
+Tensors = dict[str, Tensor]
+
+
+@runtime_checkable
+class Allocating(Protocol):
+    """A part whose tensors have to be allocated before a checkpoint is read: the trainer starts without them."""
+
+    def empty_tensors(self, values: Mapping[str, Any]) -> Tensors:
+        """Return tensors to read into, by name, for a checkpoint with these JSON values."""
+        ...
+
+
+def split_state(parts: Mapping[str, Stateful]) -> tuple[Tensors, dict[str, dict[str, Any]]]:
+    """Return the state of all parts: tensors by "part.name", and JSON values by part and name. All ranks call it."""
+    states = {name: part.state_dict() for name, part in parts.items()}
+    values = {name: {key: x for key, x in state.items() if not isinstance(x, Tensor)} for name, state in states.items()}
+    return _flat({name: _tensors(state) for name, state in states.items()}), values
+
+
+def load_state(
+    parts: Mapping[str, Stateful], values: Mapping[str, Mapping[str, Any]], store: CheckpointStore, step: int
+) -> None:
+    """Restore all parts from the checkpoint of a step. All ranks call it.
+
+    Args:
+        parts: the parts of the trainer, by name.
+        values: the JSON values that `split_state` returned when the checkpoint was written.
+        store: the run's checkpoints.
+        step: which of them.
+    """
+    tensors = {
+        name: part.empty_tensors(values.get(name, {})) if isinstance(part, Allocating) else _tensors(part.state_dict())
+        for name, part in parts.items()
+    }
+    store.load(step, _flat(tensors))
+    for name, part in parts.items():
+        part.load_state_dict({**values.get(name, {}), **tensors[name]})
+
+
+def _tensors(state: Mapping[str, Any]) -> Tensors:
+    return {name: x for name, x in state.items() if isinstance(x, Tensor)}
+
+
+def _flat(tensors: Mapping[str, Tensors]) -> Tensors:
+    return {f"{part}.{name}": x for part, named in tensors.items() for name, x in named.items()}
+
+
+class ModelState(Stateful):
+    """The weights and buffers of the model. `run.model` reads the same tensors without a trainer."""
+
+    def __init__(self, model: SDMForCausalLM, parallel: Parallel | None = None) -> None:
+        self._model, self._parallel = model, parallel or Parallel()
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the full tensors, or this rank's shards of them, by name."""
+        return {name: self._parallel.full(name, x) for name, x in model_tensors(self._model).items()}
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Copy what is not shared with the model already."""
+        for name, x in model_tensors(self._model).items():
+            self._parallel.from_full_(name, x, state_dict[name])
+
+
+class OptimizerState(Stateful):
+    """The optimizer's moments and step counts, by the parameter's name."""
+
+    def __init__(
+        self, model: SDMForCausalLM, optimizer: torch.optim.Optimizer, parallel: Parallel | None = None
+    ) -> None:
+        self._model, self._optimizer, self._parallel = model, optimizer, parallel or Parallel()
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the moments by "parameter.moment"."""
+        return {f"{name}.{key}": self._parallel.full(name, x) for name, key, x in self._moments()}
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Copy what is not shared with the optimizer already."""
+        for name, key, x in self._moments():
+            self._parallel.from_full_(name, x, state_dict[f"{name}.{key}"])
+
+    def _moments(self) -> Iterator[tuple[str, str, Tensor]]:
+        for name, parameter in self._model.named_parameters():
+            for key, x in self._optimizer.state[parameter].items():
+                yield name, key, x
+
+
+class DataState(Stateful):
+    """Which step's batch is next, and the fingerprint of the data."""
+
+    def __init__(self, source: BatchSource) -> None:
+        self._batches = Batches(source)
+
+    @property
+    def step(self) -> int:
+        """The step whose batch is next."""
+        return self._batches.step
+
+    @step.setter
+    def step(self, step: int) -> None:
+        self._batches.step = step
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the step and the fingerprint."""
+        return self._batches.state_dict()
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Continue at a step; data with another fingerprint is refused."""
+        self._batches.load_state_dict(state_dict)
+
+
+class RandomState(Stateful):
+    """The state of the random number generators. All ranks draw the same numbers."""
+
+    def __init__(self, device: torch.device) -> None:
+        self._device = device
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the generators' states by device type."""
+        states = {"cpu": torch.get_rng_state()}
+        if self._device.type == "cuda":
+            states["cuda"] = torch.cuda.get_rng_state(self._device)
+        return states
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Set the generators."""
+        torch.set_rng_state(state_dict["cpu"])
+        if self._device.type == "cuda":
+            torch.cuda.set_rng_state(state_dict["cuda"], self._device)
+
+
+class Throughput(Stateful):
+    """Seconds spent in training steps, over all processes that continued the run, and recent tokens per second."""
+
+    def __init__(self) -> None:
+        self.seconds = 0.0
+        self._recent_tokens, self._recent_seconds = 0, 0.0
+
+    def add(self, tokens: int, seconds: float) -> None:
+        """Count a step."""
+        self.seconds += seconds
+        self._recent_tokens += tokens
+        self._recent_seconds += seconds
+
+    def recent(self) -> float:
+        """Return the tokens per second since the last call."""
+        speed = self._recent_tokens / max(self._recent_seconds, 1e-9)
+        self._recent_tokens, self._recent_seconds = 0, 0.0
+        return speed
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the seconds."""
+        return {"seconds": self.seconds}
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Continue counting."""
+        self.seconds = state_dict["seconds"]
