@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 import torch
-from training.test_export import content
 
+from run.test_export import content
 from sdm.reproduce.jobs import Job, run_jobs
 from sdm.run.checkpoint import CheckpointError, CheckpointStore
 from sdm.run.errors import TrainingError

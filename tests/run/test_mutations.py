@@ -12,9 +12,9 @@ from typing import Any
 import pytest
 import torch
 from safetensors.torch import load_file, save
-from training.test_export import content
 
 import sdm
+from run.test_export import content
 from sdm.data import load_tokenizer
 from sdm.models import SDMForCausalLM
 from sdm.run.checkpoint import CheckpointStore

@@ -105,9 +105,7 @@ class ScheduleConfig:
     def extended(self, steps: int) -> ScheduleConfig:
         """Return a longer schedule with the same warmup, in which the decay keeps its share of the steps."""
         if steps < self.steps:
-            raise TrainingError(
-                f"extend: the run has {self.steps} steps already, got {steps}; give the new total"
-            )
+            raise TrainingError(f"extend: the run has {self.steps} steps already, got {steps}; give the new total")
         return replace(self.scaled(steps).resolved(), warmup=self.warmup_steps)
 
 
