@@ -1,4 +1,4 @@
-"""Files and folders that are either complete or not there, and are read without trust in what they hold."""
+"""Files and folders that are complete or absent, and are read without trust in their content."""
 
 from __future__ import annotations
 
@@ -23,12 +23,12 @@ LARGEST_JSON = 2**28  # bytes; the largest tokenizers are a tenth of that
 
 
 class DamagedFile(UserError):
-    """A file does not hold what it should. The message names it."""
+    """A file has wrong content. The message names the file."""
 
 
 @contextlib.contextmanager
 def explained(attempt: str) -> Iterator[None]:
-    """Say in one line what was attempted when it fails: libraries name the fault alone, in errors of all kinds."""
+    """Turn any error of a block into a `UserError` of one line that names what was attempted."""
     try:
         yield
     except Exception as error:
@@ -36,7 +36,7 @@ def explained(attempt: str) -> Iterator[None]:
 
 
 def open_regular(path: Path) -> BufferedReader:
-    """Open a file to read. Pipes and devices, which may never end or never begin, are an OSError."""
+    """Open a file to read. Pipes and devices, which may block or never end, raise an OSError."""
     descriptor = os.open(path, os.O_RDONLY | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_BINARY", 0))
     try:
         if not stat.S_ISREG(os.fstat(descriptor).st_mode):
@@ -48,7 +48,7 @@ def open_regular(path: Path) -> BufferedReader:
 
 
 def parse_json(data: bytes) -> Any:
-    """The value of a JSON text; whatever is wrong with it is a ValueError of one line."""
+    """Parse a JSON text; anything wrong with it raises a ValueError of one line."""
     try:
         return json.loads(data.decode("utf-8"))
     except RecursionError as error:
@@ -56,7 +56,12 @@ def parse_json(data: bytes) -> Any:
 
 
 def read_json(path: Path) -> dict[str, Any]:
-    """The object in a JSON file. Content that is wrong is a DamagedFile, a file that cannot be opened an OSError."""
+    """Read the object in a JSON file.
+
+    Raises:
+        DamagedFile: the content is wrong.
+        OSError: the file cannot be opened.
+    """
     with open_regular(path) as file:
         data = file.read(LARGEST_JSON + 1)
     try:
@@ -71,7 +76,7 @@ def read_json(path: Path) -> dict[str, Any]:
 
 
 def read_checked_json(path: Path) -> dict[str, Any]:
-    """What `write_checked_json` wrote, or a DamagedFile."""
+    """Read what `write_checked_json` wrote; a wrong checksum raises a `DamagedFile`."""
     value = read_json(path)
     if value.pop(CHECKSUM, None) != _checksum(value):
         raise DamagedFile(f"{path} is damaged: it does not have its checksum")
@@ -89,9 +94,9 @@ def _checksum(value: dict[str, Any]) -> str:
 
 @contextlib.contextmanager
 def new_file(path: Path) -> Iterator[Path]:
-    """A temporary name that becomes `path` when the block ends well; when it does not, nothing is left of it.
+    """Yield a temporary name that becomes `path` when the block succeeds; if it fails, nothing is left.
 
-    It has the suffix of `path`, and is on the disk before it takes the name.
+    The name has the suffix of `path`. The file is synced to the disk before it is renamed.
     """
     temporary = path.with_name(f".{secrets.token_hex(4)}-{path.name}")
     try:
@@ -105,20 +110,22 @@ def new_file(path: Path) -> Iterator[Path]:
 
 
 def write_bytes(path: Path, data: bytes) -> None:
+    """Write a file, complete or not at all."""
     with new_file(path) as temporary:
         temporary.write_bytes(data)
 
 
 def write_json(path: Path, value: Any) -> None:
+    """Write a JSON file, complete or not at all."""
     write_bytes(path, (json.dumps(value, indent=2) + "\n").encode())
 
 
 @contextlib.contextmanager
 def new_folder(path: Path, replace: bool = False) -> Iterator[Path]:
-    """A temporary folder that takes the name `path` when the block ends well and disappears when it does not.
+    """Yield a temporary folder that is renamed to `path` when the block succeeds, and removed if it fails.
 
-    What is in it is on the disk before it takes the name. With `replace`, what has the name then is removed. Without,
-    it stays: if another process was faster, both were made from the same input.
+    Its content is synced to the disk before it is renamed. With `replace`, an existing folder is removed. Without, the
+    existing one stays: if another process was faster, both were made from the same input.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
     temporary = path.with_name(f"{_prefix(path)}{secrets.token_hex(4)}")
@@ -143,7 +150,7 @@ def new_folder(path: Path, replace: bool = False) -> Iterator[Path]:
 
 
 def remove_folder(path: Path) -> None:
-    """Remove a folder, if it is there, so that nobody sees a part of it."""
+    """Remove a folder, if it exists, such that no other process sees a part of it."""
     aside = path.with_name(f"{_prefix(path)}{secrets.token_hex(4)}")
     with contextlib.suppress(FileNotFoundError):
         path.rename(aside)
@@ -151,8 +158,8 @@ def remove_folder(path: Path) -> None:
 
 
 def remove_leftovers(path: Path) -> None:
-    """Remove what processes that were killed left of `new_folder(path)` or `remove_folder(path)`; what is being written
-    is locked and stays."""
+    """Remove what killed processes left of `new_folder(path)` or `remove_folder(path)`. Folders being written are
+    locked, and stay."""
     if not path.parent.is_dir():
         return
     ours = re.compile(re.escape(_prefix(path)) + "[0-9a-f]{8}")
@@ -169,7 +176,7 @@ def _prefix(path: Path) -> str:
 
 @contextlib.contextmanager
 def locked(folder: Path) -> Iterator[bool]:
-    """An advisory lock that ends with the process, however it ends. Says whether it could be had."""
+    """Hold an advisory lock on a folder, which ends with the process. Yields whether it could be acquired."""
     try:
         import fcntl
 
@@ -189,7 +196,7 @@ def locked(folder: Path) -> Iterator[bool]:
 
 
 def _let_read(*files: Path) -> None:
-    """Give files the permissions that the user's new files have: some libraries write what only the owner may read."""
+    """Give files the permissions of the user's new files: some libraries write files that only the owner can read."""
     for folder in {file.parent for file in files}:
         # The umask itself can only be read by changing it, for all threads; and a folder may have rules of its own.
         probe = folder / f".{secrets.token_hex(4)}"
@@ -202,7 +209,7 @@ def _let_read(*files: Path) -> None:
 
 
 def _sync(path: Path) -> None:
-    """Bring a file, or the names in a folder, to the disk: only then do they survive a power cut."""
+    """Sync a file, or the names in a folder, to the disk, so that they survive a power cut."""
     posix = os.name == "posix"
     if not posix and path.is_dir():  # other systems cannot open a folder
         return

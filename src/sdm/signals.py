@@ -1,4 +1,4 @@
-"""How a command ends before its time: with one message, an exit code and nothing half done left behind."""
+"""Signals and early ends of a command: one message, an exit code, and no half-written files."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from typing import TextIO
 
 from sdm.errors import RankError, UserError
 
-# Not all systems have SIGHUP, which says that the terminal was closed.
+# Sent when the terminal is closed; not all systems have it.
 HANGUP: signal.Signals | None = getattr(signal, "SIGHUP", None)
 SIGNALS = [signal.SIGTERM, signal.SIGINT] + ([] if HANGUP is None else [HANGUP])
 
@@ -21,7 +21,7 @@ CONTINUES = "; the same command continues"
 
 
 class Interrupted(KeyboardInterrupt):
-    """A signal came. Unlike the signal itself it passes through every `finally`."""
+    """A signal was received. Unlike the signal itself it runs every `finally`."""
 
     def __init__(self, number: int) -> None:
         super().__init__(signal.Signals(number).name)
@@ -29,10 +29,10 @@ class Interrupted(KeyboardInterrupt):
 
 
 class Stopped(RuntimeError):
-    """Work ended before its time; the message says why, and where it continues from."""
+    """Work was stopped early; the message says why, and where it continues from."""
 
     of_all = False
-    """Whether all processes of a job end so: then the first one says it."""
+    """Whether all processes of a job stop for this reason: then only rank 0 prints it."""
 
     def __init__(self, message: str, exit_code: int = 1) -> None:
         super().__init__(message)
@@ -41,8 +41,13 @@ class Stopped(RuntimeError):
 
 @contextlib.contextmanager
 def ending_with_one_message(advice: str = "") -> Iterator[None]:
-    """Errors that a user can mend, signals and stops end the process without a traceback; SDM_TRACEBACK=1 shows
-    errors'. `advice` follows what is said of a signal."""
+    """End the process with one line instead of a traceback on user errors, signals and stops.
+
+    `SDM_TRACEBACK=1` shows the traceback of errors.
+
+    Args:
+        advice: is printed after the name of a signal.
+    """
     try:
         with _signals_raise():
             yield
@@ -50,7 +55,7 @@ def ending_with_one_message(advice: str = "") -> Iterator[None]:
         if os.environ.get("SDM_TRACEBACK") == "1":
             raise
         if isinstance(error, RankError) and _rank():
-            raise SystemExit(1) from error  # the rank that has failed says so, and the first one
+            raise SystemExit(1) from error  # the failed rank and rank 0 print the error
         raise SystemExit(f"{_speaker()}error: {error}") from error
     except Interrupted as interrupted:
         if not _rank():
@@ -65,8 +70,10 @@ def ending_with_one_message(advice: str = "") -> Iterator[None]:
 
 
 def silence(stream: TextIO) -> None:
-    """Whoever read a stream has gone (`| head`, a closed terminal, a log on a full disk): let what is still buffered go
-    nowhere. The interpreter would fail over it at its end and lose the exit code."""
+    """Discard what is buffered for a stream whose reader is gone (`| head`, a closed terminal, a full disk).
+
+    Otherwise the interpreter fails to flush it at exit, and the exit code is lost.
+    """
     with contextlib.suppress(OSError, ValueError, AttributeError):  # a notebook's stream is no file
         null = os.open(os.devnull, os.O_WRONLY)
         os.dup2(null, stream.fileno())
@@ -82,7 +89,7 @@ def _speaker() -> str:
 
 
 def _say(text: str) -> None:
-    """A line on standard error, if anybody can have it."""
+    """Print a line on standard error, if it is still open."""
     try:
         print(text, file=sys.stderr, flush=True)
     except OSError:
@@ -90,7 +97,7 @@ def _say(text: str) -> None:
 
 
 def _settle() -> None:
-    """Write what is buffered for standard output, or forget it."""
+    """Flush standard output, or discard what is buffered."""
     try:
         sys.stdout.flush()
     except OSError:
@@ -99,7 +106,7 @@ def _settle() -> None:
 
 @contextlib.contextmanager
 def _signals_raise() -> Iterator[None]:
-    """The first signal raises; those that follow are ignored, so that what it ends can be cleared up."""
+    """The first signal raises `Interrupted`; later ones are ignored, so that cleaning up is not interrupted."""
 
     def stop(number: int, frame: FrameType | None) -> None:
         for known in handled:
@@ -111,12 +118,15 @@ def _signals_raise() -> Iterator[None]:
 
 
 class PostponedSignals:
-    """While it is entered, the first signal is only remembered in `received`, and announced by its name; a second one
-    ends the process at once."""
+    """A context in which the first signal is only stored in `received`; a second one ends the process at once.
 
-    def __init__(self, announce: Callable[[str], None] = lambda name: None) -> None:
+    Args:
+        on_signal: is called with the name of the first signal.
+    """
+
+    def __init__(self, on_signal: Callable[[str], None] = lambda name: None) -> None:
         self.received: Interrupted | None = None
-        self._announce, self._handling = announce, _handling(self._remember)
+        self._on_signal, self._handling = on_signal, _handling(self._store)
 
     def __enter__(self) -> PostponedSignals:
         self._handled = self._handling.__enter__()
@@ -125,20 +135,20 @@ class PostponedSignals:
     def __exit__(self, *error: object) -> None:
         self._handling.__exit__(None, None, None)
 
-    def _remember(self, number: int, frame: FrameType | None) -> None:
+    def _store(self, number: int, frame: FrameType | None) -> None:
         self.received = Interrupted(number)
         for known in self._handled:
-            # A terminal that closes may say so twice: by its shell and by the system.
+            # A closing terminal may send SIGHUP twice: by its shell and by the system.
             signal.signal(known, signal.SIG_IGN if known is HANGUP else signal.SIG_DFL)
-        # The terminal may be gone, or the signal may have come amid a line: then it goes on without a word.
+        # The terminal may be gone, or the signal may have interrupted a print: then nothing is shown.
         with contextlib.suppress(OSError, RuntimeError, SystemExit):
-            self._announce(str(self.received))
+            self._on_signal(str(self.received))
 
 
 @contextlib.contextmanager
 def _handling(handler: Callable[[int, FrameType | None], None]) -> Iterator[list[signal.Signals]]:
-    """Have signals handled, and say which."""
-    # Only the main thread may set handlers, and what is ignored, as by nohup, stays so.
+    """Install a handler. Yields the signals that it handles."""
+    # Only the main thread may set handlers, and ignored signals, as under nohup, stay ignored.
     main = threading.current_thread() is threading.main_thread()
     before = {number: signal.getsignal(number) for number in SIGNALS if main}
     handled = [number for number, known in before.items() if known is not signal.SIG_IGN]

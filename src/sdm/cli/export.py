@@ -21,6 +21,7 @@ class Export(Command):
     """The folder to write. By default `export` within the run's."""
 
     def run(self) -> None:
+        """Export the model and print the folder."""
         from sdm.run.model import export_run
 
         print(export_run(self.run_dir, self.output))

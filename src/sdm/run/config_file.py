@@ -1,4 +1,4 @@
-"""A configuration as JSON: the resolved one is kept beside every run, and an unknown field fails."""
+"""Configurations as JSON: the resolved one is kept in every run's folder; unknown fields are refused."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ KIND = "kind"  # which of several classes a section is
 
 
 def to_json(config: Any) -> Any:
-    """Plain JSON values. A dataclass says its class, because some fields take one of several."""
+    """Return a configuration as JSON values. A dataclass names its class, because some fields take one of several."""
     if dataclasses.is_dataclass(config):
         values = {field.name: to_json(getattr(config, field.name)) for field in dataclasses.fields(config)}
         return {KIND: type(config).__name__} | values
@@ -29,7 +29,11 @@ def to_json(config: Any) -> Any:
 
 
 def from_json(kind: type[_T], values: Any, name: str = "config") -> _T:
-    """The inverse of `to_json`."""
+    """Return the configuration of a class from JSON values; the inverse of `to_json`.
+
+    Raises:
+        TrainingError: a field is unknown or has a wrong type; `name` starts its path in the message.
+    """
     if not isinstance(values, dict):
         raise TrainingError(f"{name} must be an object, got {values!r}")
     if kind is ModelConfig:
@@ -43,10 +47,16 @@ def from_json(kind: type[_T], values: Any, name: str = "config") -> _T:
 
 
 def write_config(path: Path, config: TrainConfig) -> None:
+    """Write a run's configuration."""
     write_json(path, to_json(config))
 
 
 def read_config(path: Path) -> TrainConfig:
+    """Read a run's configuration.
+
+    Raises:
+        TrainingError: there is none, or it is damaged or invalid.
+    """
     try:
         return from_json(TrainConfig, read_json(path))
     except (FileNotFoundError, NotADirectoryError) as error:
@@ -58,12 +68,12 @@ def read_config(path: Path) -> TrainConfig:
 
 
 def differences(old: Any, new: Any, name: str = "") -> list[tuple[str, Any, Any]]:
-    """The fields (a.b.c, old value, new value) in which two configurations as JSON differ."""
+    """Return the fields (a.b.c, old value, new value) in which two configurations as JSON differ."""
     if isinstance(old, dict) and isinstance(new, dict):
-        found = []
+        fields = []
         for key in dict.fromkeys((*old, *new)):
-            found += differences(old.get(key), new.get(key), f"{name}.{key}" if name else key)
-        return found
+            fields += differences(old.get(key), new.get(key), f"{name}.{key}" if name else key)
+        return fields
     return [] if old == new else [(name, old, new)]
 
 

@@ -119,6 +119,7 @@ class DataState(Stateful):
 
     @step.setter
     def step(self, step: int) -> None:
+        """Move to the batch of a step."""
         self._batches.step = step
 
     def state_dict(self) -> dict[str, Any]:
