@@ -10,6 +10,7 @@ import pytest
 import torch
 
 from processes import run_ranks
+from sdm.cli import main
 from sdm.models import cost
 from sdm.models.ladder import ladder
 from sdm.models.likelihood import nll
@@ -140,3 +141,22 @@ def test_a_real_loss_runs_where_plans_were_made() -> None:
     assert not torch.distributed.is_initialized()
     ids = torch.zeros(1, 5, dtype=torch.long)
     assert nll(tiny_model("sdm"), ids, ids)[0].isfinite()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--rows", "999999999999"], r"--rows must be between 1 and 1,048,576, got 999999999999"),
+        (["--rows", "257"], r"--rows = 257 is more than the 256 rows of a step"),
+        (["--gpus", "100000000"], r"--gpus must be between 1 and 1,000,000"),
+        (["--gpus", "0"], r"--gpus must be between 1 and"),
+        (["--sequence-length", "999999999999", "--batch-tokens", "999999999999"], r"--sequence-length must be between"),
+        (["--gpus", "1000000"], r"no mesh of 1000000 GPUs works"),
+    ],
+)
+def test_sizes_beyond_all_machines_are_refused_at_once(
+    arguments: list[str], message: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("sdm.reproduce.plan.make_plan", lambda *given: pytest.fail("planned"))
+    with pytest.raises(SystemExit, match=message):
+        main(["plan", *arguments])
