@@ -242,7 +242,7 @@ def _costs(runs: Sequence[Source]) -> Table:
 def _sizes(source: Source) -> list[str]:
     assert source.run is not None
     try:
-        sizes = cost(SavedModel(source.run.folder, announce=lambda message: None).config())
+        sizes = cost(SavedModel(source.run.folder).config())
     except (OSError, ValueError):  # no model yet, or one that cannot be read
         return ["-"] * 4
     context = getattr(source.config.data, "sequence_length", CONTEXT) if source.config is not None else CONTEXT
