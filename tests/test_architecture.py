@@ -103,7 +103,7 @@ PUBLIC = {
     sdm.layers: {
         *("FullAttention", "GatedDeltaNet", "GatedMLP", "Mamba2", "ProductKeyMemory", "ShiftedKeys"),
         *("SlidingWindowAttention", "SparseDeltaMemory", "TokenShift", "SequenceLayer", "LayerState", "KeyValueState"),
-        *("MemoryTable", "NoState", "PreviousToken", "RecurrentState", "ShiftedState", "mlp_size"),
+        *("MemoryTable", "NoState", "PreviousToken", "RecurrentState", "ShiftedState"),
     },
 }
 

@@ -28,6 +28,13 @@ def test_four_fields_make_a_working_model() -> None:
     assert logits.isfinite().all()
 
 
+def test_mlp_sizes_of_the_paper() -> None:
+    sizes = {768: 2048, 1024: 3072, 1280: 4096, 1536: 4096, 1920: 5120, 3840: 10240}
+    for width, size in sizes.items():
+        assert SDMConfig(hidden_size=width, intermediate_multiple=1024).intermediate_size == size
+    assert SDMConfig(hidden_size=128).intermediate_size == 384
+
+
 @pytest.mark.parametrize("width", [8, 16, 24, 64, 96, 128, 384, 768, 1920])
 @pytest.mark.parametrize("heads", [1, 2])
 def test_derived_sizes_fit_each_other(width: int, heads: int) -> None:

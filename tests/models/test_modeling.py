@@ -287,6 +287,21 @@ def test_new_norms_of_an_old_checkpoint_are_initialised(tmp_path: Path) -> None:
     assert norm.running_var.eq(1).all()
 
 
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
+@pytest.mark.filterwarnings("ignore::FutureWarning")
+@pytest.mark.parametrize("stack", ["sdm", "mixed", "pkm"])
+def test_an_exported_program_takes_any_length(stack: str) -> None:
+    model = tiny_model(stack)
+    lengths = {"input_ids": {1: torch.export.Dim("T", min=2, max=64)}, "use_cache": None}
+    program = torch.export.export(
+        model, (tokens(2, 9),), {"use_cache": False}, dynamic_shapes=lengths, strict=False
+    ).module()
+    for length in (2, 9, 40):
+        ids = tokens(2, length)
+        with torch.no_grad():
+            assert_close([program(ids, use_cache=False).logits], [model(ids, use_cache=False).logits], 1e-5)
+
+
 class TestBadInput:
     def test_tokens_outside_the_vocabulary(self) -> None:
         for bad in (VOCABULARY, -1):

@@ -5,7 +5,7 @@ from sdm.layers.full_attention import FullAttention
 from sdm.layers.gated_delta_net import GatedDeltaNet
 from sdm.layers.interface import SequenceLayer
 from sdm.layers.mamba2 import Mamba2
-from sdm.layers.mlp import GatedMLP, mlp_size
+from sdm.layers.mlp import GatedMLP
 from sdm.layers.product_key_memory import NoState, ProductKeyMemory
 from sdm.layers.recurrent_state import RecurrentState
 from sdm.layers.shifted_keys import ShiftedKeys, ShiftedState
@@ -32,5 +32,4 @@ __all__ = [
     "SlidingWindowAttention",
     "SparseDeltaMemory",
     "TokenShift",
-    "mlp_size",
 ]

@@ -26,6 +26,7 @@ class GrowingKeyValues(KeyValueState):
     """Buffers in which the key at position p lies in place p, with room for tokens to come."""
 
     def trimmed(self) -> GrowingKeyValues:
+        """Drop the room that is kept for tokens to come."""
         length = int(self.length.max())
         return dataclasses.replace(self, key=self.key[:, :, :length], value=self.value[:, :, :length])
 
@@ -110,6 +111,7 @@ class FullAttention(GatedAttention):
         return F.scaled_dot_product_attention(query_BGRD, key, value, attn_mask=mask).flatten(1, 2)
 
     def extra_repr(self) -> str:
+        """Sizes and options for `print(layer)`."""
         return f"hidden_size={self.hidden_size}, num_heads={self.num_heads}, num_kv_heads={self.num_kv_heads}"
 
 

@@ -193,6 +193,7 @@ class GatedDeltaNet(nn.Module):
         return self.out_proj(normed.flatten(-2).to(gate.dtype) * gate)
 
     def extra_repr(self) -> str:
+        """Sizes and options for `print(layer)`."""
         return (
             f"hidden_size={self.hidden_size}, num_heads={self.num_heads}, key_dim={self.key_dim}, "
             f"learned_initial_state={self.initial_state is not None}"

@@ -19,6 +19,7 @@ class Float32Linear(nn.Linear):
     """
 
     def forward(self, x: Tensor) -> Tensor:
+        """Project x in float32, whatever its dtype."""
         dtype = torch.promote_types(x.dtype, torch.float32)
         x, weight, bias = x.to(dtype), self.weight.to(dtype), None if self.bias is None else self.bias.to(dtype)
         if not torch.is_autocast_enabled(x.device.type):

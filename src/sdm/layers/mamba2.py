@@ -155,6 +155,7 @@ class Mamba2(nn.Module):
         return self.out_proj(self.output_norm(gated.to(self.output_norm.weight.dtype)))
 
     def extra_repr(self) -> str:
+        """Sizes and options for `print(layer)`."""
         return (
             f"hidden_size={self.hidden_size}, num_heads={self.num_heads}, key_dim={self.key_dim}, "
             f"num_groups={self.num_groups}"

@@ -62,10 +62,12 @@ class Gate:
 
     @classmethod
     def of_none(cls, device: torch.device) -> Gate:
+        """Return the statistics of no values."""
         low, high = (torch.tensor(x, device=device) for x in (math.inf, -math.inf))
         return cls(low, torch.zeros((), dtype=torch.float64, device=device), high)
 
     def add(self, gate: Tensor) -> None:
+        """Add the values of a gate."""
         self.low, self.high = torch.minimum(self.low, gate.min()), torch.maximum(self.high, gate.max())
         self.total = self.total + gate.double().sum()
         self.count += gate.numel()
@@ -84,6 +86,7 @@ class LayerStatistics:
 
     @classmethod
     def of_layer(cls, layer: SparseDeltaMemory, device: torch.device) -> LayerStatistics:
+        """Return the statistics of a layer before its first token."""
         size, names = (layer.num_heads, layer.num_slots), ("written", "read")
         return cls(
             gates={name: Gate.of_none(device) for name in ("forget_gate", "input_gate")},
@@ -112,6 +115,7 @@ class LayerStatistics:
         self.used_HN[name].view(-1)[place] = True
 
     def result(self) -> dict[str, float]:
+        """Summarise as numbers: ranges and means of the gates, use and entropy of the slots."""
         result: dict[str, float] = {"tokens": self.tokens}
         for name, gate in self.gates.items():
             mean = float(gate.total) / max(gate.count, 1)

@@ -115,6 +115,7 @@ class ProductKeyMemory(nn.Module):
         return self.out_proj(normed * torch.sigmoid(self.gate_proj(x)))
 
     def extra_repr(self) -> str:
+        """Sizes and options for `print(layer)`."""
         return (
             f"hidden_size={self.hidden_size}, num_heads={self.num_heads}, num_slots={self.num_slots}, "
             f"num_reads={self.num_reads}"

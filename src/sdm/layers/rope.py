@@ -27,6 +27,7 @@ class Rope:
             raise ValueError(f"the scale of a Rope must be positive, got {self.scale}")
 
     def check(self, head_dim: int) -> None:
+        """Raise unless heads of this size can have these frequencies."""
         if head_dim % 2:
             raise ValueError(
                 f"rotary positions turn pairs of channels: hidden_size / num_heads must be even, got {head_dim}"

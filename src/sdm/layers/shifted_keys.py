@@ -33,6 +33,7 @@ class KeyConvolution(ShortConvolution):
     activation = False
 
     def reset_own_parameters(self) -> None:
+        """Start as the token before: weight one on the last tap but one."""
         with torch.no_grad():
             self.weight.zero_()[:, -2] = 1
 

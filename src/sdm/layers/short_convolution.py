@@ -30,6 +30,7 @@ class ShortConvolution(nn.Module):
         self.reset_own_parameters()
 
     def reset_own_parameters(self) -> None:
+        """Draw weights and bias as `nn.Conv1d` does."""
         bound = self.kernel_size**-0.5
         nn.init.uniform_(self.weight, -bound, bound)
         if self.bias is not None:
@@ -75,4 +76,5 @@ class ShortConvolution(nn.Module):
         return F.silu(y) if self.activation else y
 
     def extra_repr(self) -> str:
+        """Sizes and options for `print(layer)`."""
         return f"{self.channels}, kernel_size={self.kernel_size}, bias={self.bias is not None}"

@@ -15,6 +15,7 @@ def default_head_dim(hidden_size: int) -> int:
 
 
 def default_heads(hidden_size: int, num_heads: int | None) -> int:
+    """Return the number of heads, by default as many as `default_head_dim` makes of the width."""
     check_size(hidden_size=hidden_size)
     if num_heads is None:
         return hidden_size // default_head_dim(hidden_size)

@@ -74,7 +74,8 @@ class SlidingWindowAttention(GatedAttention):
             )
         batch, time = query_BTHD.shape[:2]
         if state is None:
-            history = min(self.window, time)
+            # The sizes of an exported graph must not depend on the length of the example.
+            history = self.window if torch.compiler.is_exporting() else min(self.window, time)
             before = torch.zeros(streams.count, dtype=torch.int64, device=query_BTHD.device)
             key, value = (F.pad(x, (0, 0, 0, 0, history, 0)) for x in (key_BTGD, value_BTGD))
         else:
@@ -83,7 +84,10 @@ class SlidingWindowAttention(GatedAttention):
             value = torch.cat((unroll(state.value, before), value_BTGD), dim=1)
         # A token sees no further back than its stream's first token: that hides empty history and other documents.
         visible = (position + 1).clamp(max=self.window).expand(batch, time)
-        mixed = banded_attention(query_BTHD, key, value, visible, min(self.block, max(time, 1)))
+        if torch.compiler.is_exporting():
+            mixed = masked_attention(query_BTHD, key, value, visible)
+        else:
+            mixed = banded_attention(query_BTHD, key, value, visible, min(self.block, max(time, 1)))
         if not return_state:
             return mixed, None
         after = before + streams.totals(time, before.device)
@@ -100,6 +104,7 @@ class SlidingWindowAttention(GatedAttention):
         return F.scaled_dot_product_attention(query_BHD.unsqueeze(2), key, value, attn_mask=filled).squeeze(2)
 
     def extra_repr(self) -> str:
+        """Sizes and options for `print(layer)`."""
         return f"hidden_size={self.hidden_size}, num_heads={self.num_heads}, window={self.window}"
 
 
@@ -129,6 +134,21 @@ def banded_attention(query_BTHD: Tensor, key: Tensor, value: Tensor, visible: Te
         attn_mask=mask_BNQK.flatten(0, 1).unsqueeze(1),
     )
     return mixed.unflatten(0, query_BNHQD.shape[:2]).transpose(2, 3).flatten(1, 2)[:, :time]
+
+
+def masked_attention(query_BTHD: Tensor, key: Tensor, value: Tensor, visible: Tensor) -> Tensor:
+    """Compute what `banded_attention` computes, by a mask over all keys.
+
+    It takes memory in proportion to T^2, and has no blocks whose number a graph for every length would have to know:
+    `torch.export` traces it.
+    """
+    time = query_BTHD.shape[1]
+    history = key.shape[1] - time
+    own = torch.arange(time, device=key.device) + history
+    distance_QK = own.unsqueeze(-1) - torch.arange(history + time, device=key.device)
+    mask_BQK = (distance_QK >= 0) & (distance_QK < visible.unsqueeze(-1))
+    query, key, value = (x.transpose(1, 2) for x in (query_BTHD, key, value))
+    return F.scaled_dot_product_attention(query, key, value, attn_mask=mask_BQK.unsqueeze(1)).transpose(1, 2)
 
 
 def unroll(ring_SHWD: Tensor, length: Tensor) -> Tensor:

@@ -261,6 +261,7 @@ class SparseDeltaMemory(nn.Module):
         return self.out_proj(self.output_norm(readings.to(self.output_norm.weight.dtype)).flatten(-2) * gate)
 
     def extra_repr(self) -> str:
+        """Sizes and options for `print(layer)`."""
         return (
             f"hidden_size={self.hidden_size}, num_heads={self.num_heads}, num_slots={self.num_slots}, "
             f"num_writes={self.num_writes}, num_reads={self.num_reads}, "

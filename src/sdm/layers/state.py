@@ -67,10 +67,12 @@ class LayerState:
 
     @property
     def streams(self) -> int:
+        """Number of streams that the state holds."""
         return len(next(iter(self.tensors().values())))
 
     @property
     def nbytes(self) -> int:
+        """Bytes of all tensors."""
         return sum(x.nbytes for x in self.tensors().values())
 
 

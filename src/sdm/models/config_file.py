@@ -27,6 +27,7 @@ _AUTO_MAP = {
 
 
 def to_file(fields: dict[str, Any]) -> dict[str, Any]:
+    """Translate the fields of a configuration into what config.json holds."""
     fields = {_LAYER_TYPES if name == "layer_types" else name: value for name, value in fields.items()}
     # A class of the user's own that is registered with transformers stays.
     return fields | {"auto_map": _AUTO_MAP | (fields.get("auto_map") or {})}

@@ -159,6 +159,7 @@ class SDMConfig(LayerFields, PreTrainedConfig):
 
     @classmethod
     def from_json_file(cls, json_file: str | PathLike[str]) -> Any:
+        """Read a configuration from a JSON file."""
         return cls.from_dict(cls._dict_from_json_file(json_file))
 
     def to_dict(self) -> dict[str, Any]:
@@ -173,6 +174,7 @@ class SDMConfig(LayerFields, PreTrainedConfig):
         return config_file.to_file(super().to_diff_dict())
 
     def save_pretrained(self, save_directory: str | PathLike[str], push_to_hub: bool = False, **kwargs: Any) -> None:
+        """Write config.json, and beside it the file of code that its `auto_map` names."""
         config_file.write_code(save_directory)
         super().save_pretrained(save_directory, push_to_hub=push_to_hub, **kwargs)
 
@@ -210,6 +212,7 @@ class SDMConfig(LayerFields, PreTrainedConfig):
         return [name for name in values if name not in known and not name.startswith("_")]
 
     def takes_none(self, name: str) -> bool:
+        """Tell whether the type of a field allows None."""
         return type(None) in get_args(model_fields()[name].type)
 
     def _check_fields(self) -> None:

@@ -101,6 +101,7 @@ def _saved_buffers(model: nn.Module) -> dict[str, Tensor]:
 
 
 def checksum(tensors: dict[str, Tensor]) -> str:
+    """CRC-32 of the names, dtypes, shapes and bytes of tensors, as eight hexadecimal digits."""
     value = 0
     for name, x in tensors.items():
         value = zlib.crc32(_bytes(x.detach()), zlib.crc32(f"{name} {x.dtype} {list(x.shape)}".encode(), value))

@@ -21,6 +21,7 @@ class Flops:
 
     @property
     def total(self) -> int:
+        """Sum of all parts."""
         return self.projections + self.memory + self.addressing + self.attention
 
     def __add__(self, other: Flops) -> Flops:
@@ -52,9 +53,11 @@ class LayerCost:
 
     @property
     def parameters(self) -> int:
+        """Parameters of the layer, without a learned initial state."""
         return self.weights + self.vectors + self.table
 
     def cached_tokens(self, context: int) -> int:
+        """Tokens whose keys and values are kept behind `context` tokens."""
         return context if self.window is None else min(context, self.window)
 
     def state_elements(self, context: int) -> int:
@@ -62,6 +65,7 @@ class LayerCost:
         return self.state + self.convolution_state + self.cached_per_token * self.cached_tokens(context)
 
     def flops(self, context: int) -> Flops:
+        """FLOPs of one token behind `context` tokens."""
         attention = self.attention_flops_per_token * self.cached_tokens(context + 1)
         return Flops(2 * self.weights, self.memory_flops, self.addressing_flops, attention)
 

@@ -13,6 +13,7 @@ MANIFEST = "manifest.json"
 
 
 def write_manifest(folder: Path) -> None:
+    """Write the manifest of a folder that is otherwise complete."""
     write_json(folder / MANIFEST, file_entries(folder))
 
 
@@ -27,6 +28,7 @@ def file_entries(folder: Path) -> dict[str, Any]:
 
 
 def file_entry(file: Path) -> dict[str, Any]:
+    """Size and SHA-256 of one file."""
     with open_regular(file) as stream:
         digest = hashlib.file_digest(stream, "sha256")
     return {"size": file.stat().st_size, "sha256": digest.hexdigest()}

@@ -58,6 +58,7 @@ class SDMBlock(GradientCheckpointingLayer):
         cu_seqlens: Tensor | None = None,
         past_key_values: SDMCache | None = None,
     ) -> Tensor:
+        """Run the block on hidden_states [B,T,hidden_size], behind the tokens of the cache if there is one."""
         x = self.mixer_norm(hidden_states)
         if past_key_values is None:
             x = self.mixer(x, attention_mask=attention_mask, cu_seqlens=cu_seqlens)

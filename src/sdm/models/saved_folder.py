@@ -82,6 +82,7 @@ def check_fit(config: SDMConfig, shapes: Shapes) -> None:
 
 @contextlib.contextmanager
 def no_progress_bar() -> Iterator[None]:
+    """Hide transformers' progress bars within a `with` block."""
     enabled = logging.is_progress_bar_enabled()
     logging.disable_progress_bar()
     try:

@@ -23,6 +23,7 @@ def compute_dtype(*tensors: Tensor | None) -> torch.dtype:
 
 
 def check_tensor(name: str, x: Tensor, device: torch.device | None = None) -> None:
+    """Raise unless x is a tensor, on this device if one is given."""
     if not isinstance(x, Tensor):
         raise TypeError(f"{name} must be a torch.Tensor, got {type(x).__name__}")
     if device is not None and x.device != device:
@@ -30,11 +31,13 @@ def check_tensor(name: str, x: Tensor, device: torch.device | None = None) -> No
 
 
 def check_float(name: str, x: Tensor) -> None:
+    """Raise a TypeError unless x has a floating-point dtype."""
     if not x.is_floating_point():
         raise TypeError(f"{name} must be a floating-point tensor, got {x.dtype}")
 
 
 def check_integer(name: str, x: Tensor) -> None:
+    """Raise a TypeError unless x has an integer dtype."""
     if x.is_floating_point() or x.is_complex() or x.dtype == torch.bool:
         raise TypeError(f"{name} must be an integer tensor, got {x.dtype}")
 

@@ -33,28 +33,36 @@ class FullAttentionFields:
 
 
 class SlidingAttentionType(LayerType):
+    """Sliding-window attention: a token sees the last `sliding_window` tokens."""
+
     name = "sliding_attention"
     scope = "local"
     fields = WindowFields
     state_fields = ("num_attention_heads", "sliding_window")
 
     def derive(self, config: "SDMConfig") -> None:
+        """Check the fields of this layer type and fill in those that are None."""
         check_sizes(config, "sliding_window")
 
     def build(self, config: "SDMConfig") -> nn.Module:
+        """Build the layer."""
         rope = rope_of(config, self.name)
         return SlidingWindowAttention(
             config.hidden_size, derived(config.num_attention_heads), config.sliding_window, rope=rope
         )
 
     def reach(self, config: "SDMConfig") -> int:
+        """Number of earlier tokens that a token sees through this layer."""
         return config.sliding_window - 1
 
     def cost(self, config: "SDMConfig") -> LayerCost:
+        """Work out the cost of one layer."""
         return _cost(config, self.name, derived(config.num_attention_heads), config.sliding_window)
 
 
 class FullAttentionType(LayerType):
+    """Full attention: a token sees all tokens, whose keys and values are kept."""
+
     name = "full_attention"
     scope = "global"
     fields = FullAttentionFields
@@ -62,6 +70,7 @@ class FullAttentionType(LayerType):
     bounded_state = False
 
     def derive(self, config: "SDMConfig") -> None:
+        """Check the fields of this layer type and fill in those that are None."""
         check_sizes(config, "num_key_value_heads")
         heads = derived(config.num_attention_heads)
         if config.num_key_value_heads is None:
@@ -72,12 +81,14 @@ class FullAttentionType(LayerType):
             )
 
     def build(self, config: "SDMConfig") -> nn.Module:
+        """Build the layer."""
         rope = rope_of(config, self.name)
         return FullAttention(
             config.hidden_size, derived(config.num_attention_heads), config.num_key_value_heads, rope=rope
         )
 
     def cost(self, config: "SDMConfig") -> LayerCost:
+        """Work out the cost of one layer."""
         return _cost(config, self.name, derived(config.num_key_value_heads), None)
 
 

@@ -33,19 +33,24 @@ class DeltaNetFields(DenseMemoryFields, KeyAids):
 
 
 class DeltaNetType(LayerType):
+    """DeltaNet, or linear attention if `deltanet_correction` is off."""
+
     name = "deltanet"
     scope = "global"
     fields = DeltaNetFields
     state_fields = ("num_attention_heads", "recurrent_key_dim", "short_convolution", "shift_keys", "key_convolution")
 
     def derive(self, config: "SDMConfig") -> None:
+        """Check the fields of this layer type and fill in those that are None."""
         derive_dense_memory(config)
         check_key_aids(config)
 
     def check(self, config: "SDMConfig") -> None:
+        """Raise unless a model of this configuration can have such a layer."""
         check_backend(config.backend, "gated_delta_rule" if config.deltanet_correction else "state_space")
 
     def build(self, config: "SDMConfig") -> nn.Module:
+        """Build the layer."""
         layer = GatedDeltaNet(
             config.hidden_size,
             derived(config.num_attention_heads),
@@ -59,6 +64,7 @@ class DeltaNetType(LayerType):
         return shifted(layer, config)
 
     def cost(self, config: "SDMConfig") -> LayerCost:
+        """Work out the cost of one layer."""
         width, heads = config.hidden_size, derived(config.num_attention_heads)
         keys = derived(config.recurrent_key_dim)
         channels, convolved = width // heads, width + 2 * heads * keys
@@ -76,4 +82,5 @@ class DeltaNetType(LayerType):
         )
 
     def initialize(self, layer: nn.Module, config: "SDMConfig") -> None:
+        """Initialise what depends on other weights of the layer."""
         tie_queries(layer, config)

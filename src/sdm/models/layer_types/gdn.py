@@ -34,6 +34,8 @@ class GatedDeltaNetFields(DenseMemoryFields, InitialStateFields, KeyAids):
 
 
 class GatedDeltaNetType(LayerType):
+    """Gated DeltaNet."""
+
     name = "gdn"
     scope = "global"
     fields = GatedDeltaNetFields
@@ -42,11 +44,13 @@ class GatedDeltaNetType(LayerType):
     free_fields = ("initial_state_std",)
 
     def derive(self, config: "SDMConfig") -> None:
+        """Check the fields of this layer type and fill in those that are None."""
         derive_dense_memory(config)
         check_key_aids(config)
         check_numbers(config, "initial_state_std")
 
     def build(self, config: "SDMConfig") -> nn.Module:
+        """Build the layer."""
         layer = GatedDeltaNet(
             config.hidden_size,
             derived(config.num_attention_heads),
@@ -60,6 +64,7 @@ class GatedDeltaNetType(LayerType):
         return shifted(layer, config)
 
     def cost(self, config: "SDMConfig") -> LayerCost:
+        """Work out the cost of one layer."""
         width, heads = config.hidden_size, derived(config.num_attention_heads)
         keys = derived(config.recurrent_key_dim)
         channels, convolved = width // heads, width + 2 * heads * keys
@@ -76,4 +81,5 @@ class GatedDeltaNetType(LayerType):
         )
 
     def initialize(self, layer: nn.Module, config: "SDMConfig") -> None:
+        """Initialise what depends on other weights of the layer."""
         tie_queries(layer, config)

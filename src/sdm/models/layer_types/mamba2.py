@@ -16,6 +16,8 @@ if TYPE_CHECKING:
 
 
 class Mamba2Type(LayerType):
+    """Mamba2."""
+
     name = "mamba2"
     scope = "global"
     fields = DenseMemoryFields
@@ -23,13 +25,16 @@ class Mamba2Type(LayerType):
     state_fields = ("num_attention_heads", "recurrent_key_dim", "short_convolution")
 
     def derive(self, config: SDMConfig) -> None:
+        """Check the fields of this layer type and fill in those that are None."""
         derive_dense_memory(config)
 
     def check(self, config: SDMConfig) -> None:
+        """Raise unless a model of this configuration can have such a layer."""
         if not config.short_convolution:
             raise ValueError("short_convolution must be at least 1 for mamba2, got 0")
 
     def build(self, config: SDMConfig) -> nn.Module:
+        """Build the layer."""
         return Mamba2(
             config.hidden_size,
             derived(config.num_attention_heads),
@@ -40,6 +45,7 @@ class Mamba2Type(LayerType):
         )
 
     def cost(self, config: SDMConfig) -> LayerCost:
+        """Work out the cost of one layer."""
         width, heads = config.hidden_size, derived(config.num_attention_heads)
         keys = derived(config.recurrent_key_dim)
         channels, convolved = width // heads, width + 2 * heads * keys

@@ -28,12 +28,15 @@ class ProductKeyFields:
 
 
 class ProductKeyType(LayerType):
+    """Static product-key memory: a learned table that is read and never written."""
+
     name = "pkm"
     scope = "global"
     fields = ProductKeyFields
     ops = ("product_key_topk",)
 
     def derive(self, config: "SDMConfig") -> None:
+        """Check the fields of this layer type and fill in those that are None."""
         check_sizes(config, "pkm_heads", "pkm_slots", "pkm_reads")
         width, heads = config.hidden_size, config.pkm_heads
         config.pkm_slots = config.pkm_slots or default_slots(width, heads)
@@ -41,6 +44,7 @@ class ProductKeyType(LayerType):
         check_slots(width, {"pkm_heads": heads}, {"pkm_slots": config.pkm_slots}, pkm_reads=config.pkm_reads)
 
     def build(self, config: "SDMConfig") -> nn.Module:
+        """Build the layer."""
         return ProductKeyMemory(
             config.hidden_size,
             config.pkm_heads,
@@ -52,9 +56,11 @@ class ProductKeyType(LayerType):
         )
 
     def reach(self, config: "SDMConfig") -> int:
+        """Number of earlier tokens that a token sees through this layer."""
         return 0
 
     def cost(self, config: "SDMConfig") -> LayerCost:
+        """Work out the cost of one layer."""
         width, heads = config.hidden_size, config.pkm_heads
         slots, reads = derived(config.pkm_slots), derived(config.pkm_reads)
         side = math.isqrt(slots)

@@ -56,6 +56,8 @@ class SparseMemoryFields(InitialStateFields, KeyAids):
 
 
 class SparseMemoryType(LayerType):
+    """Sparse Delta Memory."""
+
     name = "sdm"
     scope = "global"
     fields = SparseMemoryFields
@@ -64,6 +66,7 @@ class SparseMemoryType(LayerType):
     free_fields = ("initial_state_std",)
 
     def derive(self, config: "SDMConfig") -> None:
+        """Check the fields of this layer type and fill in those that are None."""
         check_sizes(config, "num_memory_heads", "num_slots", "num_writes", "num_reads")
         check_numbers(config, "initial_state_std")
         check_key_aids(config)
@@ -82,6 +85,7 @@ class SparseMemoryType(LayerType):
         check_slots(width, {"num_memory_heads": heads}, {"num_slots": config.num_slots}, **counts)
 
     def build(self, config: "SDMConfig") -> nn.Module:
+        """Build the layer."""
         layer = SparseDeltaMemory(
             config.hidden_size,
             config.num_memory_heads,
@@ -103,6 +107,7 @@ class SparseMemoryType(LayerType):
         return shifted(layer, config)
 
     def cost(self, config: "SDMConfig") -> LayerCost:
+        """Work out the cost of one layer."""
         width, heads, slots = config.hidden_size, config.num_memory_heads, derived(config.num_slots)
         writes, reads = derived(config.num_writes), derived(config.num_reads)
         side, channels = math.isqrt(slots), width // heads
@@ -125,4 +130,5 @@ class SparseMemoryType(LayerType):
         )
 
     def initialize(self, layer: nn.Module, config: "SDMConfig") -> None:
+        """Initialise what depends on other weights of the layer."""
         tie_queries(layer, config)

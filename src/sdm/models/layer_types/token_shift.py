@@ -19,16 +19,21 @@ class NoFields:
 
 
 class TokenShiftType(LayerType):
+    """Token shift: a token sees itself and the token before."""
+
     name = "token_shift"
     scope = "local"
     fields = NoFields
 
     def build(self, config: "SDMConfig") -> nn.Module:
+        """Build the layer."""
         return TokenShift(config.hidden_size)
 
     def reach(self, config: "SDMConfig") -> int:
+        """Number of earlier tokens that a token sees through this layer."""
         return 1
 
     def cost(self, config: "SDMConfig") -> LayerCost:
+        """Work out the cost of one layer."""
         width = config.hidden_size
         return LayerCost(self.name, weights=2 * width * width, vectors=0, convolution_state=width)

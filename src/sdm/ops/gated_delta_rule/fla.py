@@ -13,6 +13,7 @@ from sdm.ops.sequences import Call
 
 
 def gated_delta_rule_fla(call: Call) -> tuple[Tensor, Tensor | None]:
+    """Serve a call with the kernels of flash-linear-attention."""
     from fla.ops.gated_delta_rule import chunk_gated_delta_rule  # type: ignore[import-not-found]
 
     query, key, value, beta, log_decay = call.tokens

@@ -20,6 +20,7 @@ class Tokens(NamedTuple):
     log_decay: Tensor  # [B,T,H]
 
     def to(self, dtype: torch.dtype) -> Tokens:
+        """Convert every tensor to this dtype."""
         return Tokens(*(x if x.dtype == dtype else x.to(dtype) for x in self))
 
 

@@ -22,6 +22,7 @@ SEGMENT = 32  # kGatedDeltaSegment of the core
 
 
 def gated_delta_rule_native(call: Call) -> tuple[Tensor, Tensor]:
+    """Serve a call with the compiled core."""
     tokens, initial_state = call.in_full()
     save = torch.is_grad_enabled() and any(x.requires_grad for x in (*tokens, initial_state))
     run = _forward if goes_past_dispatcher(*tokens, initial_state) else torch.ops.sdm.gated_delta_rule
@@ -30,6 +31,7 @@ def gated_delta_rule_native(call: Call) -> tuple[Tensor, Tensor]:
 
 
 def gated_delta_step_native_(call: Call) -> Tensor:
+    """Serve a single step with the compiled core; the state changes in place."""
     assert call.state is not None
     token, state = call.tokens.to(call.dtype), call.state
     if state.dtype != call.dtype or not state.is_contiguous():  # what the core does not change in place

@@ -44,10 +44,12 @@ def run_tokens(step: Step, call: Call) -> tuple[Tensor, Tensor]:
 
 
 def gated_delta_rule_reference(call: Call) -> tuple[Tensor, Tensor]:
+    """Serve a call token by token, as the equations say."""
     return run_tokens(step, call)
 
 
 def gated_delta_step_reference_(call: Call) -> Tensor:
+    """Serve a single step as the equations say; the state changes in place."""
     assert call.state is not None
     check_decay(call.tokens.log_decay)
     y, after = step(call.tokens.to(call.dtype), call.state.to(call.dtype))

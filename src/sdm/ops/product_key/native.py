@@ -99,6 +99,7 @@ register(
 
 
 def product_key_topk_native(call: Call) -> tuple[Tensor, Tensor]:
+    """Serve a call with the compiled core."""
     scores, k = call.in_full()
     values, index = (_run if goes_past_dispatcher(scores) else torch.ops.sdm.product_key_topk)(scores, k)
     return values, index

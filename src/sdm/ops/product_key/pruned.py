@@ -15,6 +15,7 @@ from sdm.ops.product_key.order import exact_sum, first_k, ranking_scores, values
 
 
 def product_key_topk_pruned(call: Call) -> tuple[Tensor, Tensor]:
+    """Serve a call in plain PyTorch, over the pairs that can be among the best k."""
     scores, k = call.in_full()
     n = scores.shape[-1] // 2
     # A stable sort ranks the lower index first among equal scores, as the order among slots wants it.

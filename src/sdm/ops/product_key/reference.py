@@ -10,6 +10,7 @@ from sdm.ops.product_key.order import exact_sum, first_k, ranking_scores, values
 
 
 def product_key_topk_reference(call: Call) -> tuple[Tensor, Tensor]:
+    """Serve a call by the definition: the sums of all pairs."""
     scores, k = call.in_full()
     first, second = ranking_scores(scores).chunk(2, dim=-1)
     rounded, error = exact_sum(first.unsqueeze(-1), second.unsqueeze(-2))

@@ -399,6 +399,7 @@ def sparse_delta_rule_chunked_(call: Call) -> Tensor:
 
 
 def sparse_delta_rule_chunked(call: Call, chunk_size: int = CHUNK) -> tuple[Tensor, Tensor]:
+    """Serve a call in plain PyTorch, a chunk of tokens at a time."""
     tokens, initial_state = call.in_full()
     return _forward(*tokens, initial_state, call.cu_seqlens, call.update, chunk_size)
 

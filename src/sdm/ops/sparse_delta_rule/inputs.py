@@ -32,6 +32,7 @@ class Tokens(NamedTuple):
     read_weight: Tensor  # [B,T,H,R]
 
     def to(self, dtype: torch.dtype) -> Tokens:
+        """Convert every floating-point tensor to this dtype."""
         return Tokens(*(x.to(dtype) if x.is_floating_point() else x for x in self))
 
 
@@ -135,6 +136,7 @@ def _ascending(index: Tensor) -> bool:
 
 
 def check_range(name: str, index: Tensor, num_slots: int) -> None:
+    """Raise an IndexError unless every slot lies in [0, num_slots)."""
     if index.numel() == 0:
         return
     low, high = (int(bound) for bound in torch.aminmax(index))

@@ -58,6 +58,7 @@ def sparse_delta_rule_native(call: Call, rounding_limit: float = ROUNDING_LIMIT)
 
 
 def sparse_delta_step_native_(call: Call) -> Tensor:
+    """Serve a single step with the compiled core; the state changes in place."""
     token = _kernel_types(call.tokens, call.dtype)
     y: Tensor = torch.ops.sdm.sparse_delta_step_(call.state, *token, call.update == "slot")
     return y

@@ -37,6 +37,7 @@ def _rows_of(index_BHW: Tensor, state_BHND: Tensor) -> Tensor:
 
 
 def sparse_delta_rule_reference(call: Call) -> tuple[Tensor, Tensor]:
+    """Serve a call token by token, as the equations say."""
     tokens, initial_state = call.in_full()
     check_values(tokens, call.rows)
 
@@ -53,6 +54,7 @@ def sparse_delta_rule_reference(call: Call) -> tuple[Tensor, Tensor]:
 
 
 def sparse_delta_step_reference_(call: Call) -> Tensor:
+    """Serve a single step as the equations say; the state changes in place."""
     token, state, dtype = call.tokens.to(call.dtype), call.state, call.dtype
     assert state is not None
     check_values(token, call.rows)

@@ -28,6 +28,7 @@ CHUNK = 64
 
 
 def state_space_chunked(call: Call, chunk: int = CHUNK) -> tuple[Tensor, Tensor]:
+    """Serve a call in plain PyTorch, `chunk` tokens at a time."""
     tokens, initial_state = call.in_full()
     check_decay(tokens.log_decay)
     time = tokens.value.shape[1]
