@@ -96,7 +96,7 @@ class SDMConfig(LayerFields, PreTrainedConfig):
     """The rotary embedding of attention, as transformers has it: {"rope_theta": its base} and, to stretch it,
     "rope_type" "linear", "yarn" or "llama3" with what that needs; `rope_theta=...` is taken as well."""
     max_position_embeddings: int | None = 2**20
-    """Longest stream that the model accepts; None: no limit. No layer needs one."""
+    """Length beyond which the model warns, once; None: never. No layer needs a limit."""
     hidden_act: str = "silu"
     """Activation of the MLP."""
     rms_norm_eps: float | int = 1e-6
