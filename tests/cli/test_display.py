@@ -6,7 +6,7 @@ import logging
 
 import pytest
 
-from sdm.analysis.report import rich_table
+from sdm.analysis.tables import rich_table
 from sdm.cli.display import WIDTH, logging_to_terminal, show
 from sdm.evaluation.report import Table
 

@@ -17,8 +17,9 @@ from sdm.errors import UserError
 from sdm.evaluation.eval_model import EvalModel, open_model
 from sdm.evaluation.inference import Scorer
 from sdm.evaluation.position import Position, position_edges, score_by_position
+from sdm.evaluation.report import Point
 from sdm.evaluation.runner import evaluate
-from sdm.evaluation.statistics import compare
+from sdm.evaluation.statistics import Difference, Mean, compare
 from sdm.models.layer_types import local_reach
 from tiny_models import tiny_config, tiny_model, tokens
 from training.runs import text_run, train
@@ -174,3 +175,22 @@ def test_memory_does_not_grow_with_the_document(folders: dict[str, Path]) -> Non
         command = [sys.executable, "-c", PEAK, str(folders["sdm"]), str(length)]
         peaks.append(int(subprocess.run(command, capture_output=True, text=True, check=True).stdout))
     assert peaks[1] <= 1.1 * peaks[0]
+
+
+def test_several_models_are_drawn_by_their_differences() -> None:
+    """Bands over documents would hide the curves of several models; those of paired differences do not."""
+    spans = [
+        {"start": start, "stop": stop, "nll": 3.0, "low": 2.0, "high": 4.0, "tokens": 64}
+        for start, stop in ((0, 64), (64, 256))
+    ]
+    summary = {"positions": spans, "nll": 3.0, "tokens": 128, "documents": 4, "joined": False}
+    alone, several = (Position().report(dict.fromkeys(names, summary)).charts[0] for names in (["a"], ["a", "b"]))
+    assert alone.has_intervals()
+    assert not several.has_intervals()
+    differences = [
+        Difference("nats/token", 3.0, 3.2, Mean(0.2, 0.1, 0.3, 4)),
+        Difference("nats/token to 256", 3.0, 3.1, Mean(0.1, 0.05, 0.15, 4)),
+    ]
+    (chart,) = Position().difference_charts(summary, "a", {"b": differences})
+    assert chart.curves == {"b - a": [Point(128, 0.1, 0.05, 0.15)]}
+    assert [reference.at for reference in chart.references] == [0]

@@ -23,7 +23,7 @@ from sdm.evaluation.measurement import Measurement
 from sdm.evaluation.registry import find, listing
 from sdm.evaluation.results import FILE, Results, read_results, results_folder
 from sdm.evaluation.runner import evaluate
-from sdm.evaluation.statistics import ComparedPairs, check_comparable, comparison_table
+from sdm.evaluation.statistics import ComparedPairs, check_comparable, comparison_charts, comparison_table
 from sdm.models.fields import documented_fields
 from sdm.ranks import join
 from sdm.run import Run
@@ -184,7 +184,8 @@ def report_results(
         if not one.complete:
             print(f"{name}: {len(one.units):,} of {one.planned:,} documents or samples")
     if figures is not None:
-        for chart in report.charts:
+        compared = comparison_charts(measurement, results, baseline) if comparison is not None else []
+        for chart in (*report.charts, *compared):
             for kind in formats if not chart.is_empty() else ():
                 print(save(draw(chart), figures / "figures" / f"{chart.name}.{kind}"))
 

@@ -5,10 +5,13 @@ from __future__ import annotations
 import abc
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from sdm.evaluation.eval_model import EvalModel
-from sdm.evaluation.report import Report
+from sdm.evaluation.report import Chart, Report
+
+if TYPE_CHECKING:
+    from sdm.evaluation.statistics import Difference
 
 Result = dict[str, Any]
 """What is kept of a unit: plain JSON."""
@@ -84,6 +87,18 @@ class Measurement(abc.ABC):
     def pairs(self, results: Mapping[str, Result]) -> Pairs:
         """What two models are compared by, document by document. By default, nothing."""
         return {}
+
+    def difference_charts(
+        self, summary: Mapping[str, Any], baseline: str, differences: Mapping[str, Sequence[Difference]]
+    ) -> list[Chart]:
+        """Charts of paired differences to a baseline. By default, none.
+
+        Args:
+            summary: the summary of the baseline.
+            baseline: the name of the baseline.
+            differences: by the name of each other model, its values minus the baseline's.
+        """
+        return []
 
     def pairable(self, quantity: str, data: tuple[Data, Data], same_tokenizer: bool) -> bool:
         """Whether a quantity of two models, measured on such data, may be compared by the keys of units: whether what

@@ -32,12 +32,13 @@ from sdm.errors import UserError, check_not_negative, check_size
 from sdm.evaluation.documents import HeldOut, TextMeasurement
 from sdm.evaluation.eval_model import EvalModel
 from sdm.evaluation.measurement import Data, Pairs, Partial, Plan, Result, Unit
-from sdm.evaluation.report import Chart, Point, Report, Table
-from sdm.evaluation.statistics import weighted_mean
+from sdm.evaluation.report import Chart, Point, Reference, Report, Table
+from sdm.evaluation.statistics import Difference, weighted_mean
 from sdm.models.layer_types import local_reach
 
 TOKENS = 8192  # at a time, over all rows
 SMALLEST_BLOCK = 64
+POSITION = "position in the document (tokens)"
 GAIN = "gain"  # what quantities are called that are made with context withheld
 
 
@@ -161,7 +162,7 @@ class Position(TextMeasurement):
             tokens = one["edges"][-1]
             pairs.setdefault("nats/token", {})[key] = sum(one["nll"]) / tokens, tokens
             for place, (start, stop) in enumerate(itertools.pairwise(one["edges"])):
-                at = pairs.setdefault(f"nats/token to {stop:,}", {})
+                at = pairs.setdefault(_quantity(stop), {})
                 at[key] = one["nll"][place] / (stop - start), 1.0
         for key, one in results.items():
             for place, (start, stop) in enumerate(itertools.pairwise(one["edges"]) if one["withheld"] else ()):
@@ -169,10 +170,40 @@ class Position(TextMeasurement):
                 pairs.setdefault(f"{GAIN} to {stop:,}", {})[key] = gain / (stop - start), 1.0
         return pairs
 
+    def difference_charts(
+        self, summary: Mapping[str, Any], baseline: str, differences: Mapping[str, Sequence[Difference]]
+    ) -> list[Chart]:
+        """Nats per token above the baseline on the same documents, by position.
+
+        Documents differ far more than models do: the intervals of the differences are narrow where those of the models
+        hide everything.
+        """
+        curves: dict[str, list[Point]] = {}
+        for model, entries in differences.items():
+            means = {entry.quantity: entry.difference for entry in entries}
+            curves[f"{model} - {baseline}"] = [
+                Point(_middle(span), mean.value, mean.low, mean.high)
+                for span in summary["positions"]
+                if (mean := means.get(_quantity(span["stop"]))) is not None
+            ]
+        title = f"Loss above that of {baseline} on the same documents"
+        label = "difference (nats per token), with 95% interval"
+        zero = (Reference(0.0),)
+        return [Chart("position-differences", title, POSITION, label, curves, log_x=True, references=zero)]
+
     def pairable(self, quantity: str, data: tuple[Data, Data], same_tokenizer: bool) -> bool:
         """Documents are numbered: the tokens must be the same, and for gains what is withheld too."""
         parts = ("sources", "length", "reach") if quantity.startswith(GAIN) else ("sources", "length")
         return all(data[0][part] == data[1][part] for part in parts)
+
+
+def _quantity(stop: int) -> str:
+    return f"nats/token to {stop:,}"
+
+
+def _middle(span: Mapping[str, Any]) -> float:
+    """Return the geometric middle of a range of positions."""
+    return math.sqrt(max(span["start"], span["stop"] / 4) * span["stop"])
 
 
 def position_edges(length: int, first: int = 64, per_doubling: int = 1) -> list[int]:
@@ -352,7 +383,8 @@ def _chart(
     def point(one: dict[str, Any]) -> Point:
         y, low, high = (None if one[key] is None else scale(one[key]) for key in keys)
         assert y is not None
-        return Point(math.sqrt(max(one["start"], one["stop"] / 4) * one["stop"]), y, low, high)
+        # Between documents intervals are wide: those of several models would hide the curves.
+        return Point(_middle(one), y, low, high) if len(summaries) == 1 else Point(_middle(one), y)
 
     curves = {
         model: [point(one) for one in summary["positions"] if keys[0] in one] for model, summary in summaries.items()
@@ -360,4 +392,4 @@ def _chart(
     curves = {model: points for model, points in curves.items() if points}
     if any(point.low is not None for points in curves.values() for point in points):  # one document has no interval
         label = f"{label}, with 95% interval"
-    return Chart(name, title, "position in the document (tokens)", label, curves, log_x=True)
+    return Chart(name, title, POSITION, label, curves, log_x=True)

@@ -15,7 +15,7 @@ from typing import Literal
 
 from sdm.errors import UserError, did_you_mean
 from sdm.evaluation.measurement import Measurement
-from sdm.evaluation.report import Table
+from sdm.evaluation.report import Chart, Table
 from sdm.evaluation.results import Results
 from sdm.run.config_file import differences
 
@@ -200,6 +200,17 @@ def _interval(mean: Mean) -> str:
     if mean.low == mean.high:  # such as two models that answer nothing: it says nothing of other documents
         return "all the same"
     return f"{mean.low:+.4f} ... {mean.high:+.4f}"
+
+
+def comparison_charts(measurement: Measurement, results: Named, baseline: str | None = None) -> list[Chart]:
+    """Chart paired differences of models to a baseline, None: the first; empty if the measurement has no such chart."""
+    by_name = dict(results)
+    baseline = results[0][0] if baseline is None else baseline
+    summary = by_name[baseline].summary
+    others = {
+        name: compare(measurement, by_name[baseline], other) for name, other in by_name.items() if name != baseline
+    }
+    return [] if summary is None or not others else measurement.difference_charts(summary, baseline, others)
 
 
 def comparison_table(

@@ -12,7 +12,7 @@ import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 
 import ruler_oracle as oracle
-from sdm.analysis.report import draw_all
+from sdm.analysis.draw import draw_all
 from sdm.cli import main
 from sdm.data.tokenization import ByteTokenizer, Tokenizer
 from sdm.errors import UserError

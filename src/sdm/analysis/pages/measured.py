@@ -10,7 +10,7 @@ from sdm.errors import UserError
 from sdm.evaluation.measurement import Measurement
 from sdm.evaluation.registry import find
 from sdm.evaluation.results import Results
-from sdm.evaluation.statistics import comparison_table, weighted_mean
+from sdm.evaluation.statistics import comparison_charts, comparison_table, weighted_mean
 from sdm.run.config_file import from_json, to_json
 
 Named = tuple[str, Results]
@@ -54,17 +54,16 @@ def _finding(group: list[Named]) -> Finding:
             first.measurement, first.measurement, description, "no result", "", "missing", why, notes=(*notes,)
         )
     report = measurement.report({name: result.summary for name, result in done if result.summary is not None})
-    tables = [*report.tables]
+    tables, charts = [*report.tables], [*report.charts]
     if len(done) > 1:
         try:
             comparison = comparison_table(measurement, done)
             tables += [comparison] if comparison is not None else []
+            charts += comparison_charts(measurement, done)
         except UserError as error:
             notes.append(f"no paired differences: {error}")
     pictures = [
-        illustration(chart, name=_prefixed(first.measurement, chart.name))
-        for chart in report.charts
-        if not chart.is_empty()
+        illustration(chart, name=_prefixed(first.measurement, chart.name)) for chart in charts if not chart.is_empty()
     ]
     return Finding(
         first.measurement,
