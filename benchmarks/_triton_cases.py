@@ -5,6 +5,7 @@ d width, H heads, N slots of D channels, W = R = 64; see the paper's table of sc
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 
 import torch
@@ -36,6 +37,39 @@ def _tokens(lead: tuple[int, ...], channels: int, dtype: torch.dtype, grad: bool
     gates = [floats(dtype=torch.float32) for _ in range(2)]
     weights = [floats(ACCESSES, dtype=torch.float32) for _ in range(2)]
     return [index(), weights[0], floats(channels), *gates, index(), weights[1]]
+
+
+def draw_slots(lead: tuple[int, ...], count: int, slots: int, zipf: bool, generator: torch.Generator) -> Tensor:
+    """[*lead, count] distinct slots in ascending order, drawn evenly or by Zipf's law."""
+    cells = math.prod(lead)
+    if not zipf:
+        drawn = torch.randint(slots, (cells, count), generator=generator).sort(-1).values
+        # Neighbours that are equal move up; a few rounds leave no repetition where slots are many.
+        while bool((repeated := drawn[:, 1:] == drawn[:, :-1]).any()):
+            drawn[:, 1:] = torch.where(repeated, torch.randint(slots, repeated.shape, generator=generator), drawn[:, 1:])
+            drawn = drawn.sort(-1).values
+        return drawn.view(*lead, count)
+    weight = 1 / torch.arange(1, slots + 1).double()
+    place = torch.randperm(slots, generator=generator)  # which slots are popular
+    drawn = torch.multinomial(weight.expand(cells, slots), count, generator=generator)
+    return place[drawn].sort(-1).values.view(*lead, count)
+
+
+def sparse_tokens(
+    batch: int, time: int, heads: int, slots: int, channels: int, dtype: torch.dtype = torch.float32, zipf: bool = False
+) -> tuple[list[Tensor], Tensor]:
+    """Tokens with values, in the order of the op, and an initial table [H,N,D]."""
+    generator = torch.Generator().manual_seed(0)
+    lead = (batch, time, heads)
+
+    def normal(*shape: int) -> Tensor:
+        return torch.randn(*lead, *shape, generator=generator)
+
+    write, read = (draw_slots(lead, ACCESSES, slots, zipf, generator) for _ in range(2))
+    gates = [normal().sigmoid(), -0.4 * torch.rand(*lead, generator=generator)]
+    weights = [normal(ACCESSES).softmax(-1) for _ in range(2)]
+    tokens = [write, weights[0], normal(channels).to(dtype), *gates, read, weights[1]]
+    return tokens, torch.randn(heads, slots, channels, generator=generator).to(dtype) / 8
 
 
 def topk(level: int, dtype: torch.dtype, time: int = 2048) -> None:

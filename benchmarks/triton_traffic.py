@@ -11,7 +11,8 @@ from __future__ import annotations
 
 import os
 
-os.environ["TRITON_INTERPRET"] = "1"  # before Triton is imported
+if __name__ == "__main__":
+    os.environ["TRITON_INTERPRET"] = "1"  # before Triton is imported
 
 import argparse
 import math

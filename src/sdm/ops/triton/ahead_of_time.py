@@ -64,13 +64,18 @@ class Resources:
         return None
 
 
-def compile_launch(launch: Launch, target: Target) -> Resources:
-    """Compile the kernel as this launch would on the target; raises what Triton's compiler raises."""
+def compiled(launch: Launch, target: Target) -> Any:
+    """Triton's compiled kernel of this launch on the target; raises what Triton's compiler raises."""
     if type(launch.kernel).__name__ == "InterpretedFunction":
         raise RuntimeError("the interpreter does not compile: start Python without TRITON_INTERPRET")
     arguments = {name: _stand_in(x) for name, x in launch.arguments.items()}
     with _driver_for(target):
-        kernel = launch.kernel.run(**arguments, **launch.options, grid=launch.grid, warmup=True)
+        return launch.kernel.run(**arguments, **launch.options, grid=launch.grid, warmup=True)
+
+
+def compile_launch(launch: Launch, target: Target) -> Resources:
+    """What the kernel of this launch takes on the target; raises what Triton's compiler raises."""
+    kernel = compiled(launch, target)
     if target.gpu.backend == "cuda":
         return _of_cubin(kernel.asm["cubin"], kernel.metadata.shared)
     return _of_amdgcn(kernel.asm["amdgcn"], kernel.metadata.shared)

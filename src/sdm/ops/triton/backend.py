@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from sdm.ops.backends import Backend, Call
 from sdm.ops.triton.availability import interpreting, missing_because, version
-from sdm.ops.triton.launch import recording
+from sdm.ops.triton.launch import recording, replaced
 
 GPUS = ("cuda", "xpu")
 """Kinds of device that Triton compiles for; torch calls AMD's cuda too."""
@@ -14,8 +14,8 @@ GPUS = ("cuda", "xpu")
 
 @dataclass(eq=False, kw_only=True)
 class TritonBackend(Backend):
-    """Works on GPUs. A CPU call is taken where it asks for it by name and the interpreter is on, a call without memory
-    (meta tensors) where launches are recorded."""
+    """Works on GPUs. A CPU call is taken where it names the backend and the interpreter or an emulator runs the kernels,
+    a call without memory (meta tensors) where launches are recorded."""
 
     name: str = "triton"
     device: str | tuple[str, ...] | None = GPUS
@@ -27,7 +27,7 @@ class TritonBackend(Backend):
         if kind in GPUS or (kind == "meta" and recording()):
             return None
         if named and kind == "cpu":
-            if interpreting():
+            if interpreting() or replaced():
                 return None
             return (
                 f"it works on {' and '.join(GPUS)} tensors, got {call.device}; to run its kernels on the CPU, slowly, "

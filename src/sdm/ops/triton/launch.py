@@ -51,6 +51,7 @@ class Launch:
 
 
 _observers: list[Callable[[Launch], None]] = []
+_runners: list[Callable[[Launch, dict[str, Any]], None]] = []
 
 
 def recording() -> bool:
@@ -76,6 +77,24 @@ def record() -> Iterator[list[Launch]]:
         yield launches
 
 
+@contextmanager
+def run_with(runner: Callable[[Launch, dict[str, Any]], None]) -> Iterator[None]:
+    """Hand each launch of a block to `runner`, with the kernel's arguments by name, instead of running it.
+
+    An emulator of compiled kernels stands in for a GPU this way; calls on CPU tensors that name the backend are taken.
+    """
+    _runners.append(runner)
+    try:
+        yield
+    finally:
+        _runners.remove(runner)
+
+
+def replaced() -> bool:
+    """Whether something else than Triton runs the kernels."""
+    return bool(_runners)
+
+
 def launch(kernel: Any, grid: tuple[int, ...], *arguments: Any, **keywords: Any) -> None:
     """`kernel[grid](*arguments, **keywords)`, on the device of its tensors. An empty grid is no launch."""
     if any(size == 0 for size in grid):
@@ -83,12 +102,15 @@ def launch(kernel: Any, grid: tuple[int, ...], *arguments: Any, **keywords: Any)
     for size, largest in zip(grid, LARGEST_GRID, strict=False):
         if size > largest:
             raise ValueError(f"the grid of {kernel.__name__} is {grid}, but a GPU takes at most {LARGEST_GRID}")
-    if _observers:
+    if _observers or _runners:
         seen = _describe(kernel, grid, arguments, keywords)
         for observer in tuple(_observers):
             observer(seen)
     first = next(x for x in (*arguments, *keywords.values()) if isinstance(x, Tensor))
     if first.is_meta or isinstance(first, FakeTensor):
+        return
+    if _runners:
+        _runners[-1](seen, dict(zip(kernel.arg_names, arguments, strict=False)) | keywords)
         return
     if type(kernel).__name__ == "InterpretedFunction":
         from sdm.ops.triton.interpreter import quick_and_quiet

@@ -29,6 +29,16 @@ class Layout:
     RB: int  # reads at a time
     warps: int
 
+    @property
+    def options(self) -> dict[str, int | bool]:
+        """Options of the launch.
+
+        Where threads are more than numbers, several of them compute the same sum. Their results must not differ, since
+        hardware chooses whose is stored: a product that is fused into a sum is not rounded in one thread and rounded in
+        the others.
+        """
+        return {"num_warps": self.warps, "enable_fp_fusion": min(self.WP, self.RP) >= 32}
+
     @staticmethod
     def of(writes: int, reads: int, channels: int, limits: tuple[int, int]) -> Layout:
         accesses, tile = limits

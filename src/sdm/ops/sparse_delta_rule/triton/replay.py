@@ -84,8 +84,10 @@ def replay(  # type: ignore[no-untyped-def]
             product *= tl.load(factors + at_p, mask=hit, other=1)
             number = tl.load(links + at_p, mask=hit, other=-1).to(tl.int32)
 
-        # Comparisons with NaN are false: what is not a number is kept.
         left = tl.load(allowance + code, mask=last, other=0)
+        # Everybody has read the rows and allowances that are overwritten below.
+        tl.debug_barrier()
+        # Comparisons with NaN are false: what is not a number is kept.
         shrunk = tl.abs(kept)
         left = shrunk * tl.where(limit * size < left, limit * size, left) - (shrunk * size + pushed + SMALLEST)
         inverted = (left > 0) & (shrunk >= SMALLEST)

@@ -40,6 +40,8 @@ def step_kernel(  # type: ignore[no-untyped-def]
     else:
         pushed = pushed - tl.sum(tl.where((i < W)[:, None], weight[:, None] * rows, 0), 0)[None, :]
     rows += weight[:, None] * (tl.load(beta + cell).to(ACC) * pushed)
+    # Where rows are fewer than threads, several warps have read the same ones.
+    tl.debug_barrier()
     tl.store(address, rows.to(state.dtype.element_ty), mask=wanted)
     tl.debug_barrier()
 

@@ -1,0 +1,251 @@
+"""Runs the compiled kernels in an emulator and compares them with the reference: errors, bounds, races.
+
+python -m benchmarks.triton_emulate [--cases NAME ...] [--targets sm_80 sm_90] [--barriers]
+
+Prints a line of JSON for each case and fails on an error above the tolerance, a race or an access out of bounds. With
+`--barriers` the barriers of each source line are removed in turn, and the line says whether a race was seen then.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+
+import torch
+from benchmarks._triton_cases import draw_slots
+from benchmarks.ptx.emulate import Emulation, emulated
+from benchmarks.ptx.program import Program
+from torch import Tensor
+
+from sdm import ops
+from sdm.ops.sequences import Call
+from sdm.ops.sparse_delta_rule.inputs import Tokens
+from sdm.ops.sparse_delta_rule.triton import ROUNDING_LIMIT, SHARE, sparse_delta_rule_triton
+
+TOLERANCE = {torch.float32: 1e-5, torch.bfloat16: 2e-2}
+LEVEL_TOLERANCE = {torch.float32: 1e-6, torch.bfloat16: 2e-2}
+
+
+@dataclass(frozen=True)
+class Case:
+    """Sizes and options of a call."""
+
+    B: int = 1
+    T: int = 13
+    H: int = 1
+    W: int = 64
+    R: int = 64
+    N: int = 512
+    D: int = 32
+    dtype: torch.dtype = torch.float32
+    update: str = "delta"
+    per_write: bool = False
+    documents: tuple[int, ...] | None = None
+    """Bounds of packed documents."""
+    decay: float = 0.4
+    share: int = SHARE
+    kind: str = "planned"
+    edges: bool = False
+    """Run only the blocks of the first and the last channels, and compare those."""
+    tolerance: float = 0.0
+    """0: that of the dtype."""
+
+
+LEVELS = {1: (1, 768), 8: (2, 960), 13: (2, 1920)}
+"""H and D. The tables are smaller than those of the levels, and hot: tokens of a chunk share slots."""
+
+SMALL: dict[str, Case] = {
+    "W = R = 4": Case(B=2, T=21, H=2, W=4, R=4, N=16, D=6),
+    "packed, slot rule": Case(T=22, W=3, R=5, N=11, D=6, update="slot", per_write=True, documents=(0, 3, 3, 22)),
+}
+CASES: dict[str, Case] = SMALL | {
+    "W = R = 1": Case(T=40, W=1, R=1, N=4, D=4),
+    "W = R = 16": Case(B=2, T=19, H=2, W=16, R=16, N=100, D=24),
+    "W = 12": Case(T=19, H=2, W=12, R=12, N=100, D=24),
+    "W = R = 64": Case(T=21),
+    "W = 32, R = 64": Case(W=32),
+    "W = 128, R = 32": Case(T=9, W=128, R=32),
+    "W = 32, R = 128": Case(T=9, W=32, R=128),
+    "strong decay, short ring": Case(T=21, D=16, decay=60.0, share=10**9),
+    "packed": Case(T=29, D=16, documents=(0, 11, 11, 12, 29)),
+    "slot rule": Case(update="slot", per_write=True),
+    "bfloat16": Case(dtype=torch.bfloat16),
+    "snapshots in bfloat16": Case(D=16, kind="bf16", tolerance=2e-2),
+    "snapshots in int4": Case(D=16, kind="int4", tolerance=0.5),
+    **{
+        f"level {x}{suffix}": Case(H=H, N=2048, D=D, edges=True, dtype=dtype, tolerance=LEVEL_TOLERANCE[dtype])
+        for x, (H, D) in LEVELS.items()
+        for dtype, suffix in ((torch.float32, ""), (torch.bfloat16, ", bfloat16"))
+    },
+}
+STEPS: dict[str, Case] = {
+    "step, level 1": Case(B=2, D=768, N=1024, edges=True),
+    "step, bfloat16": Case(B=2, D=96, N=1024, dtype=torch.bfloat16),
+    "step, W = 4, R = 64": Case(B=2, W=4, D=32, N=128),
+    "step, W = 2, R = 128, slot rule": Case(B=2, W=2, R=128, D=32, N=256, update="slot"),
+    "step, W = 64, R = 4, slot rule": Case(B=2, R=4, D=32, N=128, update="slot", per_write=True),
+}
+
+
+def make(case: Case) -> tuple[Tokens, Tensor]:
+    """Random inputs: tokens, and an initial table [H,N,D]."""
+    generator = torch.Generator().manual_seed(0)
+    lead = (case.B, case.T, case.H)
+
+    def normal(*shape: int) -> Tensor:
+        return torch.randn(*lead, *shape, generator=generator)
+
+    write, read = (draw_slots(lead, count, case.N, True, generator) for count in (case.W, case.R))
+    gate = -case.decay * torch.rand(*lead, *((case.W,) if case.per_write else ()), generator=generator)
+    value = normal(case.D).to(case.dtype)
+    weights = normal(case.W).softmax(-1), normal(case.R).softmax(-1)
+    tokens = Tokens(write, weights[0], value, normal().sigmoid(), gate, read, weights[1])
+    return tokens, torch.randn(case.H, case.N, case.D, generator=generator).to(case.dtype)
+
+
+def _both(run: Callable[[Tokens, Tensor], tuple[Tensor, Tensor]], tokens: Tokens, table: Tensor) -> dict[str, Tensor]:
+    """Output, final state and gradients."""
+    leaves = [x.detach().clone().requires_grad_(x.is_floating_point()) for x in (*tokens, table)]
+    y, final = run(Tokens(*leaves[:7]), leaves[7])
+    generator = torch.Generator().manual_seed(1)
+    grads = [torch.randn(x.shape, generator=generator).to(x.dtype) for x in (y, final)]
+    names = (*Tokens._fields, "initial_state")
+    wanted = {name: x for name, x in zip(names, leaves, strict=True) if x.requires_grad}
+    given = torch.autograd.grad([y, final], list(wanted.values()), grads)
+    return {"y": y.detach(), "final_state": final.detach(), **dict(zip(wanted, given, strict=True))}
+
+
+def _reference(case: Case, tokens: Tokens, table: Tensor, bounds: Tensor | None) -> tuple[Tensor, Tensor]:
+    """In float64: the token loop, or the compiled core where that would take minutes."""
+    y, final = ops.sparse_delta_rule(
+        *tokens,
+        initial_state=table,
+        output_final_state=True,
+        cu_seqlens=bounds,
+        update=case.update,
+        backend="auto" if case.edges else "reference",
+    )
+    assert final is not None
+    return y, final
+
+
+def _edges(size: int) -> list[int]:
+    return sorted({0, size - 1})
+
+
+def compare(case: Case, target: str, change: Callable[[Program], Program] | None = None) -> tuple[float, Emulation]:
+    """The largest error relative to the largest number of each result, and what the emulator saw."""
+    tokens, table = make(case)
+    bounds = None if case.documents is None else torch.tensor(case.documents)
+    # Wide tokens hold the rounded inputs exactly.
+    wide = tokens.to(torch.float64), table.double()
+    expected = _both(lambda *x: _reference(case, *x, bounds), *wide)
+
+    def run(tokens: Tokens, table: Tensor) -> tuple[Tensor, Tensor]:
+        call = Call(tokens, table, case.N, bounds, update=case.update)
+        return sparse_delta_rule_triton(call, ROUNDING_LIMIT, case.share, case.kind)
+
+    only = {name: _edges for name in ("forward_kernel", "backward_kernel")} if case.edges else {}
+    with emulated(target, only=only, change=change) as emulation:
+        results = _both(run, tokens, table)
+    worst = 0.0
+    for name, x in expected.items():
+        if case.edges:
+            if name not in ("y", "value", "initial_state"):
+                continue
+            # Channels of blocks that did not run hold nothing. The narrowest blocks have 4 channels.
+            head = x.dim() - (3 if name == "initial_state" else 2)
+            ends = [(y.select(head, 0)[..., :4], y.select(head, case.H - 1)[..., -4:]) for y in (results[name], x)]
+            pairs = list(zip(*ends, strict=True))
+        else:
+            pairs = [(results[name], x)]
+        worst = max([worst, *(float((a - b).abs().max() / b.abs().max()) for a, b in pairs)])
+    return worst, emulation
+
+
+def compare_step(case: Case, target: str, change: Callable[[Program], Program] | None = None) -> tuple[float, Emulation]:
+    """The same for a decode step."""
+    tokens, table = make(case)
+    state = table.expand(case.B, *table.shape).contiguous()
+    token = Tokens(*(x[:, 0] for x in tokens))
+    wide_state, wide = state.double(), token.to(torch.float64)
+    expected = ops.sparse_delta_step_(wide_state, *wide, update=case.update, backend="reference")
+    only = {"step_kernel": _edges} if case.edges else {}
+    with emulated(target, only=only, change=change) as emulation:
+        y = ops.sparse_delta_step_(state, *token, update=case.update, backend="triton")
+    pairs = [(y, expected), (state, wide_state)]
+    if case.edges:
+        pairs = [(a[0, 0, ..., :4], b[0, 0, ..., :4]) for a, b in pairs] + [(y[-1, -1, -4:], expected[-1, -1, -4:])]
+    return max(float((a - b).abs().max() / b.abs().max()) for a, b in pairs), emulation
+
+
+def senseless_documents(target: str) -> Emulation:
+    """Forward and backward with bounds that no documents have. Raises on an access out of bounds."""
+    from sdm.ops.sparse_delta_rule.triton.host import Plan, Problem, backward, forward
+
+    tokens, table = make(Case(T=22, W=4, R=4, N=16, D=6))
+    with emulated(target) as emulation:
+        for bounds in ([5, 19, 3, 22], [0, -7, 99, 22], [22, 0, 22, 0], [3, 2**40, 1, -(2**40)]):
+            problem = Problem(tokens, table, 16, torch.tensor(bounds), False)
+            y, final, residual = forward(problem)
+            backward(problem, Plan(ROUNDING_LIMIT, SHARE, "planned"), residual, torch.ones_like(y), torch.ones_like(final))
+    return emulation
+
+
+def removed_barriers(run: Callable[..., tuple[float, Emulation]]) -> dict[str, bool]:
+    """For each source line with a barrier: whether a race is seen when it is removed."""
+    lines: dict[str, None] = {}
+
+    def collect(program: Program) -> Program:
+        lines.update(dict.fromkeys(program.barriers()))
+        return program
+
+    run(change=collect)
+    seen = {}
+    for line in lines:
+        _, emulation = run(change=partial(Program.without_barriers, source=line))
+        seen[line] = bool(emulation.races.counts)
+    return seen
+
+
+def main() -> int:
+    """Run the cases; 1 if one of them fails."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--cases", nargs="+", choices=[*CASES, *STEPS], default=[*CASES, *STEPS], metavar="NAME")
+    parser.add_argument("--targets", nargs="+", default=["sm_80", "sm_90"])
+    parser.add_argument("--barriers", action="store_true")
+    parser.add_argument("--senseless", action="store_true", help="bounds of documents that make no sense, and nothing else")
+    options = parser.parse_args()
+    if os.environ.get("TRITON_INTERPRET", "0") != "0":
+        parser.error("the emulator runs compiled kernels: unset TRITON_INTERPRET")
+    # Memory that nobody has written is NaN, or a number far out of bounds.
+    torch.use_deterministic_algorithms(True)
+    failed = 0
+    if options.senseless:
+        for target in options.targets:
+            print(json.dumps({"senseless": target, "blocks": senseless_documents(target).ran["forward_kernel"].blocks}))
+        return 0
+    for name in options.cases:
+        case = CASES.get(name) or STEPS[name]
+        for target in options.targets:
+            run = partial(compare if name in CASES else compare_step, case, target)
+            if options.barriers:
+                print(json.dumps({"case": name, "target": target, "barriers": removed_barriers(run)}), flush=True)
+                continue
+            error, emulation = run()
+            races = [f"{kind}: {buffer} at {line}, {count}" for (kind, buffer, line), count in emulation.races.counts.items()]
+            bad = bool(races) or not error <= (case.tolerance or TOLERANCE[case.dtype])
+            failed += bad
+            ran = {kernel: [x.blocks, x.executed, x.barriers] for kernel, x in emulation.ran.items()}
+            report = {"case": name, "target": target, "error": error, "races": races, "failed": bad, "ran": ran}
+            print(json.dumps(report), flush=True)
+    return 1 if failed else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,52 @@
+"""The compiled kernels in an emulator, against the reference: errors, bounds, races.
+
+The tests of this process interpret Triton, so that the compiled kernels run in another one. A few small cases are run by
+default; all shipped layouts are slow.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+pytest.importorskip("triton", reason="Triton is not installed (pip install triton)")
+ROOT = Path(__file__).parents[3]
+
+
+def emulate(*arguments: str) -> list[dict[str, Any]]:
+    environment = {name: x for name, x in os.environ.items() if name != "TRITON_INTERPRET"}
+    command = [sys.executable, "-m", "benchmarks.triton_emulate", *arguments]
+    result = subprocess.run(command, capture_output=True, text=True, env=environment, cwd=ROOT)
+    assert result.stdout, result.stderr[-3000:]
+    reports = [json.loads(line) for line in result.stdout.splitlines()]
+    assert result.returncode == 0, (result.stderr[-3000:], [x for x in reports if x.get("failed")])
+    return reports
+
+
+def test_small_cases() -> None:
+    """Documents, replicated sums, a step whose rows several warps read."""
+    names = ["W = R = 4", "packed, slot rule", "step, W = 2, R = 128, slot rule"]
+    reports = emulate("--targets", "sm_90", "--cases", *names)
+    assert [x["case"] for x in reports] == names
+    assert all(x["ran"] and not x["races"] and x["error"] < 1e-5 for x in reports)
+
+
+def test_senseless_documents_lead_nowhere() -> None:
+    (report,) = emulate("--targets", "sm_90", "--senseless")
+    assert report["blocks"] > 0
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("target", ["sm_80", "sm_90"])
+def test_all_layouts(target: str) -> None:
+    reports = emulate("--targets", target)
+    levels = [x for x in reports if x["case"].startswith("level") and "bfloat16" not in x["case"]]
+    assert len(levels) == 3
+    assert all(x["error"] <= 1e-6 for x in levels), levels
+    assert not any(x["races"] for x in reports)
