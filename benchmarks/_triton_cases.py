@@ -46,7 +46,9 @@ def draw_slots(lead: tuple[int, ...], count: int, slots: int, zipf: bool, genera
         drawn = torch.randint(slots, (cells, count), generator=generator).sort(-1).values
         # Neighbours that are equal move up; a few rounds leave no repetition where slots are many.
         while bool((repeated := drawn[:, 1:] == drawn[:, :-1]).any()):
-            drawn[:, 1:] = torch.where(repeated, torch.randint(slots, repeated.shape, generator=generator), drawn[:, 1:])
+            drawn[:, 1:] = torch.where(
+                repeated, torch.randint(slots, repeated.shape, generator=generator), drawn[:, 1:]
+            )
             drawn = drawn.sort(-1).values
         return drawn.view(*lead, count)
     weight = 1 / torch.arange(1, slots + 1).double()

@@ -25,7 +25,7 @@ from torch import Tensor
 from sdm import ops
 from sdm.ops.sequences import Call
 from sdm.ops.sparse_delta_rule.inputs import Tokens
-from sdm.ops.sparse_delta_rule.triton import ROUNDING_LIMIT, SHARE, sparse_delta_rule_triton
+from sdm.ops.sparse_delta_rule.triton import ROUNDING_LIMIT, SHARE, layout, sparse_delta_rule_triton
 
 TOLERANCE = {torch.float32: 1e-5, torch.bfloat16: 2e-2}
 LEVEL_TOLERANCE = {torch.float32: 1e-6, torch.bfloat16: 2e-2}
@@ -50,6 +50,8 @@ class Case:
     decay: float = 0.4
     share: int = SHARE
     kind: str = "planned"
+    many: bool = False
+    """Use the layout for many programs."""
     edges: bool = False
     """Run only the blocks of the first and the last channels, and compare those."""
     tolerance: float = 0.0
@@ -64,6 +66,10 @@ SMALL: dict[str, Case] = {
     "packed, slot rule": Case(T=22, W=3, R=5, N=11, D=6, update="slot", per_write=True, documents=(0, 3, 3, 22)),
 }
 CASES: dict[str, Case] = SMALL | {
+    "W = R = 4, many": Case(B=2, T=21, H=2, W=4, R=4, N=16, D=6, many=True),
+    "W = R = 64, many": Case(T=13, many=True),
+    "strong decay, short ring, many": Case(T=9, D=16, decay=60.0, share=10**9, many=True),
+    "packed, many": Case(T=13, D=16, documents=(0, 4, 4, 5, 13), many=True),
     "W = R = 1": Case(T=40, W=1, R=1, N=4, D=4),
     "W = R = 16": Case(B=2, T=19, H=2, W=16, R=16, N=100, D=24),
     "W = 12": Case(T=19, H=2, W=12, R=12, N=100, D=24),
@@ -78,8 +84,11 @@ CASES: dict[str, Case] = SMALL | {
     "snapshots in bfloat16": Case(D=16, kind="bf16", tolerance=2e-2),
     "snapshots in int4": Case(D=16, kind="int4", tolerance=0.5),
     **{
-        f"level {x}{suffix}": Case(H=H, N=2048, D=D, edges=True, dtype=dtype, tolerance=LEVEL_TOLERANCE[dtype])
+        f"level {x}{', many' if many else ''}{suffix}": Case(
+            H=H, N=2048, D=D, edges=True, dtype=dtype, tolerance=LEVEL_TOLERANCE[dtype], many=many
+        )
         for x, (H, D) in LEVELS.items()
+        for many in (False, True)
         for dtype, suffix in ((torch.float32, ""), (torch.bfloat16, ", bfloat16"))
     },
 }
@@ -150,8 +159,8 @@ def compare(case: Case, target: str, change: Callable[[Program], Program] | None
         call = Call(tokens, table, case.N, bounds, update=case.update)
         return sparse_delta_rule_triton(call, ROUNDING_LIMIT, case.share, case.kind)
 
-    only = {name: _edges for name in ("forward_kernel", "backward_kernel")} if case.edges else {}
-    with emulated(target, only=only, change=change) as emulation:
+    only = dict.fromkeys(("forward_kernel", "backward_kernel"), _edges) if case.edges else {}
+    with emulated(target, only=only, change=change) as emulation, layout.chosen(case.many):
         results = _both(run, tokens, table)
     worst = 0.0
     for name, x in expected.items():
@@ -168,7 +177,9 @@ def compare(case: Case, target: str, change: Callable[[Program], Program] | None
     return worst, emulation
 
 
-def compare_step(case: Case, target: str, change: Callable[[Program], Program] | None = None) -> tuple[float, Emulation]:
+def compare_step(
+    case: Case, target: str, change: Callable[[Program], Program] | None = None
+) -> tuple[float, Emulation]:
     """The same for a decode step."""
     tokens, table = make(case)
     state = table.expand(case.B, *table.shape).contiguous()
@@ -193,7 +204,9 @@ def senseless_documents(target: str) -> Emulation:
         for bounds in ([5, 19, 3, 22], [0, -7, 99, 22], [22, 0, 22, 0], [3, 2**40, 1, -(2**40)]):
             problem = Problem(tokens, table, 16, torch.tensor(bounds), False)
             y, final, residual = forward(problem)
-            backward(problem, Plan(ROUNDING_LIMIT, SHARE, "planned"), residual, torch.ones_like(y), torch.ones_like(final))
+            backward(
+                problem, Plan(ROUNDING_LIMIT, SHARE, "planned"), residual, torch.ones_like(y), torch.ones_like(final)
+            )
     return emulation
 
 
@@ -219,7 +232,9 @@ def main() -> int:
     parser.add_argument("--cases", nargs="+", choices=[*CASES, *STEPS], default=[*CASES, *STEPS], metavar="NAME")
     parser.add_argument("--targets", nargs="+", default=["sm_80", "sm_90"])
     parser.add_argument("--barriers", action="store_true")
-    parser.add_argument("--senseless", action="store_true", help="bounds of documents that make no sense, and nothing else")
+    parser.add_argument(
+        "--senseless", action="store_true", help="bounds of documents that make no sense, and nothing else"
+    )
     options = parser.parse_args()
     if os.environ.get("TRITON_INTERPRET", "0") != "0":
         parser.error("the emulator runs compiled kernels: unset TRITON_INTERPRET")
@@ -238,7 +253,9 @@ def main() -> int:
                 print(json.dumps({"case": name, "target": target, "barriers": removed_barriers(run)}), flush=True)
                 continue
             error, emulation = run()
-            races = [f"{kind}: {buffer} at {line}, {count}" for (kind, buffer, line), count in emulation.races.counts.items()]
+            races = [
+                f"{kind}: {buffer} at {line}, {count}" for (kind, buffer, line), count in emulation.races.counts.items()
+            ]
             bad = bool(races) or not error <= (case.tolerance or TOLERANCE[case.dtype])
             failed += bad
             ran = {kernel: [x.blocks, x.executed, x.barriers] for kernel, x in emulation.ran.items()}

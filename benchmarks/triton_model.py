@@ -24,6 +24,7 @@ from benchmarks.ptx.machine import Observer
 from benchmarks.ptx.program import Program
 
 from sdm import ops
+from sdm.ops.sparse_delta_rule.triton import layout
 from sdm.ops.sparse_delta_rule.triton.host import Links
 from sdm.ops.triton.ahead_of_time import Resources
 from sdm.ops.triton.launch import Launch
@@ -76,15 +77,17 @@ def _watched(gpu: GPU, seen: dict[str, tuple[Launch, Schedule, int]]) -> Iterato
         yield
 
 
-def kernels(level: int, gpu: GPU, training: bool, dtype: torch.dtype = torch.float32, zipf: bool = False) -> dict[str, Kernel]:
-    """The kernels of a call at a ladder level, by name."""
-    heads, n, _ = sizes(level)
+def kernels(
+    level: int, gpu: GPU, training: bool, many: bool, dtype: torch.dtype = torch.float32, zipf: bool = False
+) -> dict[str, Kernel]:
+    """The kernels of a call at a ladder level, by name, in the layout for few or for many programs."""
+    heads, n, channels = sizes(level)
     lengths: list[dict[str, tuple[Launch, Schedule, int]]] = []
     for time in LENGTHS:
         tokens, table = sparse_tokens(1, time, heads, n * n, CHANNELS, dtype, zipf)
         leaves = [x.requires_grad_(training) if x.is_floating_point() else x for x in (*tokens, table)]
         seen: dict[str, tuple[Launch, Schedule, int]] = {}
-        with _watched(gpu, seen):
+        with _watched(gpu, seen), layout.chosen(many):
             y, _ = ops.sparse_delta_rule(*leaves[:-1], initial_state=leaves[-1], backend="triton")
             if training:
                 y.backward(torch.ones_like(y))
@@ -97,7 +100,9 @@ def kernels(level: int, gpu: GPU, training: bool, dtype: torch.dtype = torch.flo
             usage = (schedule.usage - short[name][1].usage) * (1 / (LENGTHS[1] - LENGTHS[0]))
             result[name] = Kernel(usage, taken, threads, 0, arguments["S"])
         else:
-            result[name] = Kernel(schedule.usage, taken, threads, arguments["C"], 0)
+            # A block of `reduce_kernel` reads a part of each slab.
+            slabs = channels / CHANNELS if launch.name == "reduce_kernel" else 1
+            result[name] = Kernel(schedule.usage * slabs, taken, threads, arguments["C"], 0)
     return result
 
 
@@ -112,13 +117,18 @@ def least_seconds(gpu: GPU, level: int, batch: int, time: int) -> tuple[float, f
     return forward * tokens / gpu.bandwidth, (both - forward) * tokens / gpu.bandwidth
 
 
-def totals(level: int, gpu: GPU, batches: tuple[int, ...], time: int, **options: bool) -> dict[int, tuple[Estimate, Estimate]]:
+def totals(
+    level: int, gpu: GPU, batches: tuple[int, ...], time: int, **options: bool
+) -> dict[int, tuple[Estimate, Estimate]]:
     """Forward without gradients, and backward, for each batch size."""
     heads, _, channels = sizes(level)
-    inference = kernels(level, gpu, training=False, **options)
-    training = kernels(level, gpu, training=True, **options)
+    known: dict[bool, tuple[dict[str, Kernel], dict[str, Kernel]]] = {}
     result = {}
     for batch in batches:
+        many = batch * heads * channels // 8 >= layout.MANY
+        if many not in known:
+            known[many] = tuple(kernels(level, gpu, training, many, **options) for training in (False, True))
+        inference, training = known[many]
         forward, backward = Estimate(0, 0, 0), Estimate(0, 0, 0)
         for kernel in inference.values():
             forward += kernel.time(gpu, batch, time, heads, channels)
@@ -138,7 +148,9 @@ def rows(levels: list[int], gpus: list[str], batches: tuple[int, ...], time: int
     for name in gpus:
         for level in levels:
             for drawn in slots:
-                for batch, (forward, backward) in totals(level, GPUS[name], batches, time, zipf=drawn == "zipf").items():
+                for batch, (forward, backward) in totals(
+                    level, GPUS[name], batches, time, zipf=drawn == "zipf"
+                ).items():
                     least = least_seconds(GPUS[name], level, batch, time)
                     cells = [
                         *(f"{1e3 * x.low:.1f}-{1e3 * x.high:.1f}" for x in (forward, backward)),
@@ -149,10 +161,10 @@ def rows(levels: list[int], gpus: list[str], batches: tuple[int, ...], time: int
     return lines
 
 
-def details(level: int, gpu: GPU, training: bool, zipf: bool = False) -> list[str]:
+def details(level: int, gpu: GPU, many: bool, zipf: bool = False) -> list[str]:
     """What limits each kernel: cycles per token of a block, registers, blocks of a multiprocessor, barriers."""
     lines = []
-    for name, kernel in kernels(level, gpu, training, zipf=zipf).items():
+    for name, kernel in kernels(level, gpu, True, many, zipf=zipf).items():
         use, taken = kernel.usage, kernel.taken
         lines.append(
             f"{name:28} {use.reordered:8.0f}-{use.in_order:<8.0f} cycles, issue {use.issue:7.0f}, path {use.path:7.0f}, "
@@ -176,7 +188,9 @@ def main() -> None:
     if options.details:
         for name in options.gpus:
             for level in options.levels:
-                print(f"{name}, level {level}, W = R = {ACCESSES}", *details(level, GPUS[name], True), sep="\n")
+                for many in (False, True):
+                    print(f"{name}, level {level}, W = R = {ACCESSES}, {'many' if many else 'few'} programs")
+                    print(*details(level, GPUS[name], many), sep="\n", flush=True)
         return
     lines = rows(options.levels, options.gpus, tuple(options.batches), options.time, options.slots)
     if not options.no_table:

@@ -81,7 +81,7 @@ class Usage:
     in_order: float = 0.0
     reordered: float = 0.0
     issue: float = 0.0
-    """Cycles in which its instructions take issue slots."""
+    """Cycles in which its instructions would take the issue slots of all schedulers."""
     path: float = 0.0
     """Cycles in which its loads and stores take the path to the L2 cache."""
     memory: float = 0.0
@@ -122,7 +122,8 @@ class Schedule:
 
     def __call__(self, instruction: Instruction, block: Block, mask: Array | None, addresses: Array | None) -> None:
         gpu, usage = self.gpu, self.usage
-        issue = max(block.count / 32 / SCHEDULERS, 1) * ISSUE
+        slots = block.count / 32 / SCHEDULERS * ISSUE
+        issue = max(slots, ISSUE)  # a warp alone does not fill the slots of all schedulers
         needed = [self._ready[x] for x in instruction.read if x in self._ready]
         free, ordered = (max(times) for times in zip(*needed, strict=True)) if needed else (0.0, 0.0)
         if ordered > usage.in_order:
@@ -130,7 +131,7 @@ class Schedule:
             usage.in_order = ordered
         start = max(self._segment, free)
         began = usage.in_order
-        usage.issue += issue
+        usage.issue += slots
         self._issued += issue
         usage.in_order += issue
         latency = delay = gpu.arithmetic

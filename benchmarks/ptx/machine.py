@@ -123,7 +123,9 @@ class Block:
         self.moment += 1
         self.barriers += 1
 
-    def load(self, buffer: Buffer, offset: NDArray[np.int64], lanes: Array, size: int, count: int, what: str) -> list[Array]:
+    def load(
+        self, buffer: Buffer, offset: NDArray[np.int64], lanes: Array, size: int, count: int, what: str
+    ) -> list[Array]:
         """`count` numbers of `size` bytes for each of the lanes."""
         total = size * count
         buffer.check_bounds(offset, total, what)
@@ -289,4 +291,3 @@ def _matrix(instruction: Instruction) -> Callable[[Block, Array | None], None]:
                 block.store(block.shared, offset, everybody, [reads[matrix](block)], what)
 
     return execute
-

@@ -120,6 +120,4 @@ def _instruction(statement: str, source: str) -> Instruction:
     opcode, _, rest = statement.partition(" ")
     opcode, _, tail = opcode.partition("\t")
     operands = tuple(x.strip() for x in re.split(r",(?![^{\[]*[}\]])", tail + rest) if x.strip())
-    return Instruction(
-        tuple(opcode.split(".")), operands, guard[2] if guard else "", bool(guard and guard[1]), source
-    )
+    return Instruction(tuple(opcode.split(".")), operands, guard[2] if guard else "", bool(guard and guard[1]), source)

@@ -227,7 +227,9 @@ def test_latency() -> None:
     assert apart[1] > 1.9 * gpu.memory_latency
     assert apart[0] < 1.2 * gpu.memory_latency
     # What was touched before is in the cache; a barrier keeps its cost.
-    again = cycles("ld.global.b32 %r3, [%rd3];\nbar.sync 0;\nadd.s32 %r4, %r3, 1;\nld.global.b32 %r5, [%rd3];\nadd.s32 %r6, %r5, 1;")
+    again = cycles(
+        "ld.global.b32 %r3, [%rd3];\nbar.sync 0;\nadd.s32 %r4, %r3, 1;\nld.global.b32 %r5, [%rd3];\nadd.s32 %r6, %r5, 1;"
+    )
     assert gpu.l2_latency + gpu.memory_latency < again[1] < 2 * gpu.memory_latency
 
     taken = latency.Resources(registers=128, spilled=0, shared=1024)

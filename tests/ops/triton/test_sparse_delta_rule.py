@@ -17,6 +17,7 @@ from sdm.ops.sequences import Call
 from sdm.ops.sparse_delta_rule.inputs import Tokens
 from sdm.ops.sparse_delta_rule.triton import ROUNDING_LIMIT, sparse_delta_rule_triton
 from sdm.ops.sparse_delta_rule.triton.host import Plan, Problem, backward, forward
+from sdm.ops.sparse_delta_rule.triton.layout import BACKWARD, FORWARD, Layout, chosen
 from sdm.ops.triton.availability import interpreting
 from sdm.ops.triton.launch import record
 
@@ -92,7 +93,7 @@ def test_launches_do_not_depend_on_the_length(number: int) -> None:
             y, table, residual = forward(problem)
         assert [x.name for x in launches] == ["prepare_kernel", "forward_kernel"]
         programs = launches[1].grid[0]
-        assert programs == problem.tokens.value[0, 0].numel() // 16
+        assert programs == problem.tokens.value[0, 0].numel() // 8
         with record() as launches:
             backward(problem, Plan(ROUNDING_LIMIT, 8, "planned"), residual, y, table)
         names = [x.name for x in launches]
@@ -103,6 +104,36 @@ def test_launches_do_not_depend_on_the_length(number: int) -> None:
     with record() as launches:
         sparse_delta_rule(*level(number, 64).tokens, initial_state=level(number, 64).initial_state, backend="triton")
     assert len(launches) == 2
+
+
+def test_layouts() -> None:
+    """Few programs take many tokens at a time, many programs one or two; both own whole sectors of rows."""
+    few, many = level(1, 64), level(1, 64, batch=8)
+    chunks = [(problem.layout(FORWARD).C, problem.layout(BACKWARD).C) for problem in (few, many)]
+    assert chunks == [(8, 4), (2, 1)]
+    warps = [(problem.layout(FORWARD).warps, problem.layout(BACKWARD).warps) for problem in (few, many)]
+    assert warps == [(8, 4), (2, 1)]
+    for problem in (few, many):
+        for limits in (FORWARD, BACKWARD):
+            layout = problem.layout(limits)
+            assert (layout.S, layout.RB) == (8, 64)
+    for writes, reads in ((1, 1), (4, 128), (128, 4), (64, 64), (2048, 16)):
+        for accesses in (*FORWARD, *BACKWARD):
+            layout = Layout.of(writes, reads, 768, accesses)
+            assert layout.warps <= 16
+            # No tile has more numbers than its threads keep in registers.
+            rows = layout.C * max(layout.WP, layout.RB)
+            assert rows * layout.S <= 32 * 64 * layout.warps, (writes, reads, layout)
+
+
+@needs_interpreter
+@pytest.mark.parametrize("many", [False, True])
+def test_both_layouts_equal_the_reference(many: bool) -> None:
+    tokens = random_tokens(2, 11, 1, W=5, R=6, N=23, D=10)
+    state = torch.randn(1, 23, 10, dtype=torch.float64)
+    expected = outputs_and_gradients(run("reference"), (*tokens, state))
+    with chosen(many):
+        assert_close(outputs_and_gradients(run("triton"), (*tokens, state)), expected, 1e-12)
 
 
 @needs_interpreter

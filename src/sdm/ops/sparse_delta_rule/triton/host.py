@@ -10,7 +10,7 @@ from torch import Tensor
 
 from sdm.ops.checks import mark_changed
 from sdm.ops.sparse_delta_rule.inputs import Tokens
-from sdm.ops.sparse_delta_rule.triton.layout import BACKWARD, FORWARD, Layout, power
+from sdm.ops.sparse_delta_rule.triton.layout import BACKWARD, FORWARD, Accesses, Layout, power
 from sdm.ops.triton.launch import launch
 
 PARTS = 256 << 20  # bytes that backward's parts of the gradients of weights and gates may take at once
@@ -55,8 +55,10 @@ class Problem(NamedTuple):
             "R": self.tokens.read_index.shape[-1],
         }
 
-    def layout(self, limits: tuple[int, int]) -> Layout:
-        return Layout.of(self.sizes["W"], self.sizes["R"], self.tokens.value.shape[-1], limits)
+    def layout(self, limits: Accesses) -> Layout:
+        """How the call is cut into programs."""
+        sizes, streams = self.sizes, self.sequences * self.sizes["H"]
+        return Layout.for_streams(sizes["W"], sizes["R"], self.tokens.value.shape[-1], limits, streams)
 
     @property
     def options(self) -> dict[str, bool]:
