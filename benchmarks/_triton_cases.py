@@ -44,7 +44,7 @@ def draw_slots(lead: tuple[int, ...], count: int, slots: int, zipf: bool, genera
     cells = math.prod(lead)
     if not zipf:
         drawn = torch.randint(slots, (cells, count), generator=generator).sort(-1).values
-        # Neighbours that are equal move up; a few rounds leave no repetition where slots are many.
+        # Repeated slots are drawn again; a few rounds leave none where slots are many.
         while bool((repeated := drawn[:, 1:] == drawn[:, :-1]).any()):
             drawn[:, 1:] = torch.where(
                 repeated, torch.randint(slots, repeated.shape, generator=generator), drawn[:, 1:]

@@ -167,8 +167,10 @@ def details(level: int, gpu: GPU, many: bool, zipf: bool = False) -> list[str]:
     for name, kernel in kernels(level, gpu, True, many, zipf=zipf).items():
         use, taken = kernel.usage, kernel.taken
         lines.append(
-            f"{name:28} {use.reordered:8.0f}-{use.in_order:<8.0f} cycles, issue {use.issue:7.0f}, path {use.path:7.0f}, "
-            f"{use.memory:7.0f} bytes, {use.barriers:5.1f} barriers, {taken.registers} registers, spilled {taken.spilled}, "
+            f"{name:28} {use.reordered:8.0f}-{use.in_order:<8.0f} cycles, issue {use.issue:7.0f}, "
+            f"path {use.path:7.0f}, "
+            f"{use.memory:7.0f} bytes, {use.barriers:5.1f} barriers, "
+            f"{taken.registers} registers, spilled {taken.spilled}, "
             f"shared {taken.shared}, {gpu.resident(kernel.threads, taken)} blocks of {kernel.threads} threads"
         )
     return lines

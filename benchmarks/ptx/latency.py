@@ -8,8 +8,8 @@ instruction of a warp takes an issue slot of its scheduler, and barriers and bra
   best order.
 - `in_order`: an instruction starts after the one before it in the PTX.
 
-Warps of a block go in step. Blocks that share a multiprocessor overlap their waiting, and share issue slots, the path to
-the L2 cache and the bandwidth of memory.
+Warps of a block go in step. Blocks that share a multiprocessor overlap their waiting, and share issue slots, the path
+to the L2 cache and the bandwidth of memory.
 """
 
 from __future__ import annotations

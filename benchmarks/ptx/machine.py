@@ -270,7 +270,8 @@ def _shared(instruction: Instruction) -> Callable[[Block, Array | None], None]:
 
 
 def _matrix(instruction: Instruction) -> Callable[[Block, Array | None], None]:
-    """8x8 matrices of 16-bit numbers: lane l holds two neighbours of row l // 4, whose address lane 8 m + l // 4 has."""
+    """8x8 matrices of 16-bit numbers: lane l holds two neighbours of row l // 4, of which lane 8 m + l // 4 has the
+    address."""
     if "trans" in instruction.parts:
         raise Fault(f"unknown instruction {instruction}")
     load, what = instruction.opcode == "ldmatrix", instruction.source

@@ -2,7 +2,7 @@
 
 Two accesses to a cell race if different warps of a block make them without a barrier in between, or different blocks of
 a launch make them, and one of them is a write. Threads that write the same value at once do not race: a layout that
-replicates a value stores it so. If they write different values, hardware chooses one of them, and that counts as a race.
+replicates a value stores it so. If they write different values, hardware chooses one of them: that counts as a race.
 """
 
 from __future__ import annotations
@@ -64,7 +64,8 @@ class Buffer:
         outside = (offset < 0) | (offset + size > len(self.data))
         if outside.any():
             raise Fault(
-                f"out of bounds: {self.name} has {len(self.data)} bytes, offset {offset[outside][0]} size {size}, {what}"
+                f"out of bounds: {self.name} has {len(self.data)} bytes, "
+                f"offset {offset[outside][0]} size {size}, {what}"
             )
         if ((offset + self.start) % size).any():
             raise Fault(f"misaligned: {self.name}, offset {offset[0]}, size {size}, {what}")

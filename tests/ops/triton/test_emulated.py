@@ -1,7 +1,7 @@
 """The compiled kernels in an emulator, against the reference: errors, bounds, races.
 
-The tests of this process interpret Triton, so that the compiled kernels run in another one. A few small cases are run by
-default; all shipped layouts are slow.
+The tests of this process interpret Triton, so that the compiled kernels run in another one. A few small cases are run
+by default; all shipped layouts are slow.
 """
 
 from __future__ import annotations

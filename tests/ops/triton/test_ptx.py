@@ -1,3 +1,4 @@
+# ruff: noqa: E501
 """The emulator of compiled kernels and the latency model, on small programs written by hand."""
 
 from __future__ import annotations

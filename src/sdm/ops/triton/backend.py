@@ -14,8 +14,11 @@ GPUS = ("cuda", "xpu")
 
 @dataclass(eq=False, kw_only=True)
 class TritonBackend(Backend):
-    """Works on GPUs. A CPU call is taken where it names the backend and the interpreter or an emulator runs the kernels,
-    a call without memory (meta tensors) where launches are recorded."""
+    """A backend for GPUs.
+
+    A CPU call is taken if it names the backend and the interpreter or an emulator runs the kernels, a call without
+    memory (meta tensors) if launches are recorded.
+    """
 
     name: str = "triton"
     device: str | tuple[str, ...] | None = GPUS
