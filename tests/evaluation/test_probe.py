@@ -14,6 +14,7 @@ from sdm.evaluation.eval_model import open_model
 from sdm.evaluation.memory_access import probe_access
 from sdm.evaluation.probe import Probe, probe_texts
 from sdm.evaluation.results import read_results
+from sdm.files import write_checked_json
 from sdm.training import Trainer
 from tiny_models import tiny_model
 from training.runs import MODEL, recall_run, text_run
@@ -67,6 +68,14 @@ def test_the_page_of_a_run_shows_its_probe(run: Path, tmp_path: Path) -> None:
     main(["report", str(run), "--output", str(tmp_path / "page")])
     page = next(iter(sorted(tmp_path.glob("page/**/*.html")))).read_text()
     assert "Memory access of run" in page
+    # The same settings on other weights are another result, with a name of its own.
+    results = read_results(run / "evaluations" / "probe")
+    results.model["fingerprint"]["weights"] = "others"
+    write_checked_json(run / "evaluations" / "probe" / "results.json", vars(results))
+    main(["probe", str(run), "--split", "train", "--documents", "3", "--length", "100"])
+    main(["report", str(run), "--output", str(tmp_path / "page")])
+    page = next(iter(sorted(tmp_path.glob("page/**/*.html")))).read_text()
+    assert "Memory access of run, probe-" in page
 
 
 def test_short_documents(run: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -155,7 +155,11 @@ def _plain(lines: Sequence[dict[str, float]], faults: list[str], file: Path) -> 
 
 def _read_results(source: Source, path: Path) -> None:
     try:
-        source.results.append((source.name, read_results(path)))
+        results = read_results(path)
+        # The same settings on another model, of a run that was trained on, or on other data have a folder of their own.
+        known = [(other.measurement, other.settings) for _, other in source.results]
+        twin = (results.measurement, results.settings) in known
+        source.results.append((f"{source.name}, {path.name}" if twin else source.name, results))
     except (OSError, UserError) as error:
         source.faults.append(str(error))
 
