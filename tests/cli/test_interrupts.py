@@ -11,6 +11,7 @@ import sdm
 from processes import stop
 from sdm.cli import main
 from sdm.evaluation.recall import Recall
+from sdm.evaluation.results import read_results
 from sdm.reproduce.jobs import Job, _describe
 from tiny_models import tiny_model
 from training.runs import recall_run
@@ -110,4 +111,4 @@ def test_evaluating(tmp_path: Path) -> None:
     _, said = stop(["-c", code, str(run)], signal.SIGINT, mark.exists)
     assert said.splitlines()[-1] == "stopped: SIGINT; the same command continues"
     assert "Traceback" not in said
-    assert not (run / "evaluation.json").exists()
+    assert not read_results(run / "evaluations" / "recall").complete

@@ -1,8 +1,7 @@
-"""Many runs side by side, and what is made of their results."""
+"""Jobs: runs side by side, interrupted, damaged and resumed."""
 
 from __future__ import annotations
 
-import io
 import json
 import os
 import shutil
@@ -16,7 +15,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from rich.console import Console
 
 from processes import stop
 from sdm.errors import UserError
@@ -24,12 +22,9 @@ from sdm.evaluation.measurement import Measurement
 from sdm.evaluation.nll import Likelihood
 from sdm.evaluation.position import Position
 from sdm.evaluation.recall import Recall
-from sdm.reproduce import progress
-from sdm.reproduce.jobs import Job, JobFailed, Outcome, Standing, run_jobs
-from sdm.reproduce.progress import make_progress, time_left
+from sdm.reproduce.jobs import Job, JobFailed, JobStatus, Outcome, RunFacts, run_jobs, study_lock
 from sdm.run import Run
 from sdm.run.config import ScheduleConfig
-from sdm.run.config_file import to_json
 from training.runs import recall_run, text_run
 
 RECALL = {"recall": Recall()}
@@ -40,7 +35,7 @@ def recall_job(name: str = "a", **sections: Any) -> Job:
     return Job(name, recall_run(**sections), RECALL)
 
 
-def facts(outcome: Outcome) -> dict[str, Any]:
+def facts(outcome: Outcome) -> RunFacts:
     assert outcome.facts is not None
     return outcome.facts
 
@@ -49,18 +44,18 @@ def test_jobs(tmp_path: Path) -> None:
     """Two runs side by side, their results as JSON; a second call finds them done."""
     pair = text_run(tmp_path, "rows", schedule=ScheduleConfig(steps=4, warmup=1))
     jobs = [recall_job("recall"), Job("language", pair, POSITION)]
-    seen: list[Mapping[str, Standing]] = []
-    found = run_jobs(jobs, tmp_path / "runs", 2, lambda standings: seen.append(dict(standings)))
+    seen: list[Mapping[str, JobStatus]] = []
+    found = run_jobs(jobs, tmp_path / "runs", 2, lambda statuses: seen.append(dict(statuses)))
     assert set(found["recall"].measured["recall"]["accuracy"]) == {"8"}  # as many pairs as the task has keys
     assert found["language"].measured["position"]["positions"][0]["nll"] > 0
     assert {name: one.state for name, one in seen[-1].items()} == {"recall": "done", "language": "done"}
-    assert facts(found["language"])["steps"] == seen[-1]["language"].metrics["step"] == 4
-    assert found["recall"].results("recall").complete
+    assert facts(found["language"]).steps == seen[-1]["language"].metrics["step"] == 4
+    assert found["recall"].results["recall"].complete
     written = modified(tmp_path / "runs")
     assert run_jobs(jobs, tmp_path / "runs", 2) == found
     assert modified(tmp_path / "runs") == written
     longer = recall_job("recall", schedule=ScheduleConfig(steps=10, warmup=2))
-    assert facts(run_jobs([longer], tmp_path / "runs", 2)["recall"])["steps"] == 10
+    assert facts(run_jobs([longer], tmp_path / "runs", 2)["recall"]).steps == 10
 
 
 def modified(folder: Path) -> dict[Path, int]:
@@ -78,14 +73,14 @@ def test_a_measurement_that_is_added_or_changed_leaves_the_run(tmp_path: Path) -
     assert set(found.measured) == {"position", "nll"}
     again = modified(tmp_path / "a")
     changed = {path.name for path, time in kept.items() if again[path] != time}
-    assert changed == {"job.json", "evaluation.json"}
+    assert changed == {"job.json"}
 
     other = Position(gain=False, first_bin=16)
     found = run_jobs([Job("a", config, {**more, "position": other})], tmp_path, 1)["a"]
     assert found.measured["position"]["positions"][0]["stop"] == 16
     last = modified(tmp_path / "a")
     for path in again:
-        if "position" not in path.parts and path.is_file() and path.name not in ("job.json", "evaluation.json"):
+        if "position" not in path.parts and path.is_file() and path.name != "job.json":
             assert last[path] == again[path], path
 
 
@@ -101,36 +96,14 @@ def test_a_job_is_the_same_whatever_its_process_did_before(tmp_path: Path) -> No
     assert losses[0] == losses[1] == losses[2]
 
 
-def test_results_of_older_descriptions_are_kept(tmp_path: Path) -> None:
-    """What is left out or called by another name in an old job.json is no other job."""
-    job = recall_job("recall")
-    folder = tmp_path / "recall"
-    folder.mkdir()
-    config = to_json(job.config)
-    del config["monitor"]["memory_tokens"]
-    (folder / "job.json").write_text(json.dumps({"name": "recall", "config": config, "measure": "recall"}))
-    (folder / "evaluation.json").write_text('{"accuracy": {}, "steps": 8}')
-    language = Job("language", text_run(tmp_path), POSITION)
-    (tmp_path / "language").mkdir()
-    written = json.dumps({"name": "language", "config": to_json(language.config), "measure": "language"})
-    (tmp_path / "language" / "job.json").write_text(written)
-    (tmp_path / "language" / "evaluation.json").write_text('{"positions": []}')
-    found = run_jobs([job, language], tmp_path, 1)
-    assert found["recall"].facts == {"steps": 8}
-    assert {name: one.measured for name, one in found.items()} == {
-        "recall": {"recall": {"accuracy": {}}},
-        "language": {"position": {"positions": []}},
-    }
-
-
 def test_a_job_that_fails_says_why_and_does_not_stop_the_others(tmp_path: Path) -> None:
     """The next call tries it again, and only it."""
     config = text_run(tmp_path)
     text = (tmp_path / "texts" / "0.txt").read_bytes()
     (tmp_path / "texts" / "0.txt").write_bytes(b"\xff")
     jobs = [Job("bad", config, POSITION, work=2.0), recall_job("good")]
-    seen: list[Mapping[str, Standing]] = []
-    found = run_jobs(jobs, tmp_path / "runs", 1, lambda standings: seen.append(dict(standings)))
+    seen: list[Mapping[str, JobStatus]] = []
+    found = run_jobs(jobs, tmp_path / "runs", 1, lambda statuses: seen.append(dict(statuses)))
     assert found["good"].failure is None
     assert found["good"].measured
     failure = found["bad"].failure or ""
@@ -207,16 +180,53 @@ def test_jobs_do_not_import_from_the_working_directory(tmp_path: Path, monkeypat
 
 
 def test_damaged_files_of_jobs(tmp_path: Path) -> None:
-    """A result that is damaged is made again; a description that is damaged might be of anything."""
+    """A result that is damaged is kept aside and made again; a description that is damaged might be of anything."""
     job, folder = recall_job(), tmp_path / "a"
-    expected = run_jobs([job], tmp_path, 1)
-    text = (folder / "evaluation.json").read_text()
-    (folder / "evaluation.json").write_text(text.replace('"steps": 8', '"steps": 9'))
-    assert run_jobs([job], tmp_path, 1) == expected
+    expected = run_jobs([job], tmp_path, 1)["a"].measured
+    results = folder / "evaluations" / "recall" / "results.json"
+    damaged = results.read_text().replace('"complete": true', '"complete": false')
+    results.write_text(damaged)
+    assert run_jobs([job], tmp_path, 1)["a"].measured == expected
+    assert (folder / "replaced" / "recall-1" / "results.json").read_text() == damaged
     for content in ("{", "[]", "[" * 100_000):
         (folder / "job.json").write_text(content)
         with pytest.raises(JobFailed, match=r"job\.json is damaged.*delete it to continue"):
             run_jobs([job], tmp_path, 1)
+
+
+def test_nothing_that_cannot_be_read_is_deleted(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """A run whose job.json has a field of another version, or another configuration, is moved aside."""
+    run_jobs([recall_job()], tmp_path, 1)
+    weights = (tmp_path / "a" / "export" / "model.safetensors").read_bytes()
+    description = json.loads((tmp_path / "a" / "job.json").read_text())
+    description["config"]["field_of_the_future"] = 1
+    (tmp_path / "a" / "job.json").write_text(json.dumps(description))
+    assert run_jobs([recall_job()], tmp_path, 1)["a"].failure is None
+    assert (tmp_path / "replaced" / "a-1" / "export" / "model.safetensors").read_bytes() == weights
+    assert "field_of_the_future" in caplog.text
+    run_jobs([recall_job(schedule=ScheduleConfig(steps=10, warmup=2))], tmp_path, 1)
+    assert (tmp_path / "replaced" / "a-2" / "export" / "model.safetensors").read_bytes() == weights
+
+
+def test_one_process_at_a_time_works_in_a_folder(tmp_path: Path) -> None:
+    """The lock ends with the process that has it, however it ends."""
+    code = f"""
+import sys, time
+from pathlib import Path
+from sdm.reproduce.jobs import study_lock
+with study_lock(Path({str(tmp_path / "study")!r})):
+    print("locked", flush=True)
+    time.sleep(600)
+"""
+    with subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE) as process:
+        assert process.stdout is not None
+        assert process.stdout.readline() == b"locked\n"
+        with pytest.raises(UserError, match="another `sdm reproduce` is working in"), study_lock(tmp_path / "study"):
+            pass
+        process.kill()
+        process.wait()
+    with study_lock(tmp_path / "study"):
+        pass
 
 
 JOBS = """
@@ -266,39 +276,3 @@ def wait_until(happened: Callable[[], bool]) -> None:
             return
         time.sleep(0.1)
     raise AssertionError("it did not happen")
-
-
-def test_time_left() -> None:
-    """The speed of a job is its own once it is known; the longest begin first; the processes share what is left."""
-    jobs = [
-        Job(name, recall_run(schedule=ScheduleConfig(steps=100)), work=work)
-        for name, work in zip("abcd", (4, 2, 2, 1), strict=True)
-    ]
-    waiting = Standing("waiting")
-    assert time_left(jobs, dict.fromkeys("abcd", waiting), 2) is None
-    half = Standing("running", {"step": 50}, seconds=90.0)  # 45% of work 4: 50 seconds per unit
-    # a: 110 s. b, c and d at the same speed: 100, 100 and 50, one after the other.
-    assert time_left(jobs, {"a": half, "b": waiting, "c": waiting, "d": waiting}, 2) == pytest.approx(200.0)
-    assert time_left(jobs, {"a": half, "b": waiting, "c": waiting, "d": waiting}, 1) == pytest.approx(360.0)
-    done = {"a": half, **dict.fromkeys("bcd", Standing("done"))}
-    assert time_left(jobs, done, 2) == pytest.approx(110.0)
-    continued = Standing("running", {"step": 50}, seconds=9.0, first_step=45)
-    assert time_left(jobs[:1], {"a": continued}, 2) == pytest.approx(110.0)
-
-
-@pytest.mark.parametrize("terminal", [True, False])
-def test_progress_says_what_is_done_and_what_is_left(terminal: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(progress, "PLAIN_SECONDS", 0.0)
-    jobs = [Job(name, recall_run(schedule=ScheduleConfig(steps=100))) for name in "abc"]
-    file = io.StringIO()
-    with make_progress(jobs, 1, Console(file=file, force_terminal=terminal, width=100)) as update:
-        update({"a": Standing("waiting"), "b": Standing("waiting"), "c": Standing("waiting")})
-        half = Standing("running", {"step": 50, "loss": 1.25}, seconds=45.0)
-        update({"a": Standing("done"), "b": half, "c": Standing("waiting")})
-        update(
-            {"a": Standing("done"), "b": Standing("failed", {"step": 50, "loss": 1.25}, 45.0), "c": Standing("done")}
-        )
-    printed = file.getvalue()
-    assert "1 of 3 runs done, about 0:02:35 left" in printed  # 55% of b and all of c, at 100 seconds each
-    assert "2 of 3 runs done, 1 failed" in printed
-    assert ("b: step 50/100  loss 1.250" if terminal else "b: failed after 45 s  loss 1.250") in printed

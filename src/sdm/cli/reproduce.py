@@ -4,14 +4,19 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import tyro
 
 from sdm.cli.command import Command
-from sdm.cli.crossover import Crossover
 from sdm.errors import UserError
 from sdm.signals import CONTINUES
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+    from sdm.analysis.pages import Page
+    from sdm.reproduce.study import Study
 
 
 @dataclass(frozen=True)
@@ -19,16 +24,18 @@ class Quick:
     """Recall, small language models of code, cost and use of the memory, within ten minutes on two cores."""
 
     output: Path = Path("runs/quick")
-    """The folder for the runs, the figures and report.html."""
+    """Folder of the runs, the figures and report.html."""
     processes: int = 2
     """Runs at a time, one thread each."""
+    report_only: bool = False
+    """Run nothing, and write the page from the runs that are there."""
 
     def run(self) -> None:
-        from sdm.cli.display import console
-        from sdm.reproduce.studies.quick import reproduce
+        """Run the study and print its findings."""
+        from sdm.reproduce.quick import quick_study
 
-        _check_processes(self.processes)
-        reproduce(self.output, self.processes, console())
+        hint = f"Try:  sdm generate {self.output / 'code-sdm'} --prompt 'def '"
+        _run(quick_study(), self.output, self.processes, self.report_only, hint)
 
 
 @dataclass(frozen=True)
@@ -36,19 +43,51 @@ class Mini:
     """Every experiment of the paper at small scale with three seeds, in an hour to an hour and a half on two cores."""
 
     output: Path = Path("runs/mini")
-    """The folder for the runs and report.html."""
+    """Folder of the runs, the figures and report.html."""
     processes: int = 2
     """Runs at a time, one thread each."""
     report_only: bool = False
-    """Run nothing, and write the page from what there is."""
+    """Run nothing, and write the page from the runs that are there."""
 
     def run(self) -> None:
-        from sdm.cli.display import console
-        from sdm.reproduce.studies.mini.cells import experiments
-        from sdm.reproduce.studies.mini.reproduce import reproduce_mini
+        """Run the study and print its findings."""
+        from sdm.reproduce.mini import mini_study
 
-        _check_processes(self.processes)
-        reproduce_mini(self.output, self.processes, console(), experiments(), self.report_only)
+        _run(mini_study(), self.output, self.processes, self.report_only)
+
+
+@dataclass(frozen=True)
+class Crossover:
+    """When SDM overtakes GDN by the plain recipe: longer and wider runs, and changes at equal FLOPs. Takes hours; the
+    options select a part of it."""
+
+    output: Path = Path("runs/crossover")
+    """Folder of the runs, the figures and report.html."""
+    processes: int = 2
+    """Runs at a time, one thread each."""
+    widths: tuple[int, ...] = (64, 128)
+    """Widths d of the models, multiples of 32."""
+    steps: tuple[int, ...] = (512, 1024, 2048, 4096)
+    """Lengths of the runs, in steps of 2,048 tokens."""
+    seeds: int = 3
+    """Seeds at the smallest width; the others have one."""
+    ablations: bool = True
+    """Also train every change of the recipe, to 512 steps at the smallest width."""
+    report_only: bool = False
+    """Run nothing, and write the page from the runs that are there."""
+
+    def run(self) -> None:
+        """Run the study and print its findings."""
+        from sdm.reproduce.crossover import crossover_study
+
+        for name, values in (("widths", self.widths), ("steps", self.steps), ("seeds", (self.seeds,))):
+            if not values or min(values) < 1:
+                raise UserError(f"--{name} must be one or more positive numbers, got {values}")
+        for width in self.widths:
+            if width % 32:
+                raise UserError(f"--widths must be multiples of 32, the size of a head, got {width}")
+        study = crossover_study(self.widths, self.steps, self.seeds, self.ablations)
+        _run(study, self.output, self.processes, self.report_only)
 
 
 @dataclass(frozen=True)
@@ -58,20 +97,21 @@ class Paper:
     level: int
     """Level of the ladder: 1 to 6, 8 or 13."""
     output: Path = Path("runs/paper")
-    """The folder for the runs and the scripts; one that all machines see."""
+    """Folder of the runs and the scripts; all machines must see it."""
     gpus: int = 64
-    """How many there are. Runs that cannot use all of them get fewer."""
+    """Number of GPUs. Runs that cannot use all of them get fewer."""
     gpu: Literal["a100", "h100", "h200", "mi300x"] = "h100"
-    """Which."""
+    """Kind of GPU."""
     sources: tuple[str, ...] = ("data/text",)
     """Text to train on, as in --data.sources of `sdm train`."""
     code: tuple[str, ...] = ("data/code",)
     """Code to measure likelihood by position on."""
     tokenizer: str = "data/tokenizer"
-    """The folder of a tokenizer of at most 128,256 tokens."""
+    """Folder of a tokenizer of at most 128,256 tokens."""
 
     def run(self) -> None:
-        from sdm.reproduce.paper.write import describe, write_paper
+        """Write the runs and print what each is."""
+        from sdm.reproduce.paper_scripts import describe, write_paper
 
         made = write_paper(self.level, self.output, self.gpus, self.gpu, self.sources, self.code, self.tokenizer)
         for run in made.runs:
@@ -79,9 +119,56 @@ class Paper:
         print(f"{made.train} trains them, {made.measure} measures them")
 
 
-def _check_processes(processes: int) -> None:
+VERDICTS = {
+    "agrees": "same direction as the paper",
+    "differs": "not the paper's direction",
+    "unclear": "unclear",
+    "measured": "not compared with the paper",
+    "failed": "FAILED",
+    "missing": "MISSING",
+}
+
+
+def _run(study: Study, output: Path, processes: int, report_only: bool, hint: str = "") -> None:
+    """Run a study, print its findings, and raise if a run failed."""
+    from sdm.cli.display import console
+    from sdm.cli.study_progress import make_progress
+    from sdm.reproduce.run_study import run_study
+
     if processes < 1:
         raise UserError(f"--processes must be at least 1, got {processes}")
+    screen = console()
+    report = run_study(study, output, processes, lambda jobs: make_progress(jobs, processes, screen), report_only)
+    print_page(report.page, screen)
+    screen.print(f"{report.path} has all of this with its figures.", markup=False, highlight=False, soft_wrap=True)
+    if hint:
+        screen.print(hint, markup=False, highlight=False, soft_wrap=True)
+    report.check()
+
+
+def print_page(page: Page, screen: Console) -> None:
+    """Print the tables and notes of all findings, then one line for each."""
+    from sdm.analysis.tables import print_fitting
+
+    def say(text: str) -> None:
+        screen.print(text, markup=False, highlight=False)
+
+    shown: set[str] = set()
+    for finding in page.findings:
+        print_fitting(screen, *finding.tables)
+        for note in finding.notes:
+            say(f"  {note}")
+        if finding.why:
+            say(f"  {finding.title}: {finding.why}")
+        deviations = [line for line in finding.deviations if line not in shown]
+        if deviations:
+            say("Not the paper's recipe:")
+            for line in deviations:
+                say(f"  - {line}")
+        shown.update(deviations)
+        say("")
+    for finding in page.findings:
+        say(f"{finding.title}: {finding.found} [{VERDICTS[finding.verdict]}]")
 
 
 @dataclass(frozen=True)
@@ -98,4 +185,5 @@ class Reproduce(Command):
     ]
 
     def run(self) -> None:
+        """Run the chosen study."""
         self.what.run()

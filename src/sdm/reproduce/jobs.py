@@ -1,39 +1,50 @@
-"""Many runs side by side: what a job is, and running all of them.
+"""Jobs: runs that are trained and measured side by side.
 
-A job is a run's folder with two files more: job.json, what is to be trained and measured, and evaluation.json, what has
-been measured. Nothing that is done is done again: neither training, which only another `TrainConfig` makes void, nor
-a measurement, which only other settings do. A job that fails does not stop the others.
+A job is a run's folder with job.json, which says what is to be trained and measured. Its results are those of the run:
+evaluations/NAME/results.json for each measurement. Finished parts are not repeated: another `TrainConfig` makes the
+training void, other settings a measurement. A job that fails does not stop the others.
 """
 
 from __future__ import annotations
 
 import contextlib
 import errno
+import logging
 import os
 import shutil
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from sdm.data.config import CorpusConfig
+from sdm.data.corpus import open_corpus
 from sdm.data.errors import DataError
+from sdm.data.loader import open_data
 from sdm.errors import UserError
+from sdm.evaluation.eval_model import open_model
 from sdm.evaluation.measurement import Measurement
-from sdm.evaluation.results import Results, read_results
-from sdm.evaluation.runner import settings_of
-from sdm.files import CHECKSUM, DamagedFile, read_checked_json, read_json, write_json
-from sdm.reproduce.measure import FACTS, kind_of, measurement_of, older_measurement
+from sdm.evaluation.registry import MEASUREMENTS, find
+from sdm.evaluation.results import FILE, Results, read_results
+from sdm.evaluation.runner import evaluate, settings_of
+from sdm.files import DamagedFile, locked, read_json, remove_folder, write_json
+from sdm.models import cost
 from sdm.reproduce.pool import Pool
 from sdm.run import Run
 from sdm.run.config import TrainConfig
 from sdm.run.config_file import from_json, to_json
 from sdm.run.errors import TrainingError
 from sdm.run.folder import changed_fields
+from sdm.run.model import SavedModel
 
-JOB, LOG = "job.json", "log.txt"
+JOB, LOG, REPLACED = "job.json", "log.txt", "replaced"
 LOG_LINES = 12
 SMALLEST_DISK = 2**22  # bytes: a disk that has less left is full
+UNKNOWN_VOCABULARY = 1024  # of text that is not tokenised yet
+OVERHEAD = 500_000  # FLOPs that could be computed while a token's small matrices are fetched and its loops are run
+
+log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
@@ -41,166 +52,271 @@ class Job:
     """A run and what to measure after it."""
 
     name: str
-    """Of its folder."""
+    """Name of its folder."""
     config: TrainConfig
     measurements: Mapping[str, Measurement] = field(default_factory=dict)
-    """By a name of the job's own: the results are in evaluations/NAME of the run's folder."""
+    """By name: the results are in evaluations/NAME of the run's folder."""
     work: float = 1.0
-    """How long it takes, in any unit: the longest begin first, and the time that is left is estimated by it."""
+    """Expected duration in any unit: long jobs start first, and the remaining time is estimated by it."""
+
+
+@dataclass(frozen=True)
+class RunFacts:
+    """Size and course of a trained run."""
+
+    parameters: int
+    """Without the learned initial state M0."""
+    initial_state_parameters: int
+    """Numbers of M0."""
+    state_elements: int
+    """Numbers of the recurrent state, or of the keys and values behind one training sequence."""
+    flops_per_token: int
+    """Of a forward pass at the training length."""
+    steps: int
+    lr: float
+    seconds: float
+    """Training time."""
+    valid_loss: float | None
 
 
 @dataclass(frozen=True)
 class Outcome:
-    """What came of a job."""
+    """Results of a job."""
 
     folder: Path
-    facts: dict[str, Any] | None = None
-    """Of a run that is trained: `sdm.reproduce.measure.facts_of`."""
-    measured: dict[str, dict[str, Any]] = field(default_factory=dict)
-    """The summary of each measurement, by its name in the job."""
+    facts: RunFacts | None = None
+    """None until the run is trained."""
+    results: Mapping[str, Results] = field(default_factory=dict)
+    """Complete results of the job's measurements, by name."""
     failure: str | None = None
-    """The end of the log of a job that failed. What it has measured before that is there nevertheless."""
+    """The end of the log, if the job failed. Results from before the failure are kept."""
 
-    def results(self, name: str) -> Results:
-        """All that a measurement has kept, unit by unit."""
-        return read_results(Run(self.folder).evaluations / name)
+    @property
+    def measured(self) -> dict[str, dict[str, Any]]:
+        """The summary of each measurement, by name."""
+        return {name: results.summary or {} for name, results in self.results.items()}
 
 
 @dataclass(frozen=True)
-class Standing:
-    """How far a job is."""
+class JobStatus:
+    """Progress of a job."""
 
     state: str
     """"waiting", "running", "done" or "failed"."""
     metrics: Mapping[str, float] = field(default_factory=dict)
-    """The newest."""
+    """The newest line of metrics."""
     seconds: float = 0.0
-    """That it has taken in this session."""
+    """Time that the job has taken in this process."""
     first_step: float = 0.0
-    """Where this session began."""
+    """The step at which this process started the job."""
 
 
 class JobFailed(TrainingError):
-    """Something about the folder of a job is wrong; the message says what to do."""
+    """The folder of a job cannot be used; the message says what to do."""
 
 
-Progress = Callable[[Mapping[str, Standing]], None]
+Progress = Callable[[Mapping[str, JobStatus]], None]
+
+
+@contextlib.contextmanager
+def study_lock(folder: Path) -> Iterator[None]:
+    """Create a folder and keep other processes from running jobs in it. The lock ends with the process.
+
+    Raises:
+        UserError: If another process holds the lock.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    with locked(folder) as free:
+        if not free and os.name == "posix":
+            raise UserError(
+                f"another `sdm reproduce` is working in {folder}; wait for it to end, or take another folder (--output)"
+            )
+        yield
 
 
 def run_jobs(
-    jobs: Sequence[Job], folder: Path, processes: int, progress: Progress = lambda standings: None
+    jobs: Sequence[Job], folder: Path, processes: int, progress: Progress = lambda statuses: None
 ) -> dict[str, Outcome]:
-    """Run all jobs, `processes` at a time, one thread each; an interrupted call goes on where it was.
+    """Run all jobs that are not done, `processes` at a time with one thread each.
 
-    A job that fails has an outcome that says why, and the next call tries it again. Raises where going on makes no
-    sense: a folder that is no job's, a disk that is full.
+    Returns:
+        The outcome of every job. A job that failed says why; the next call tries it again.
+
+    Raises:
+        UserError: If a folder cannot be used or the disk is full.
     """
     if len({job.name for job in jobs}) < len(jobs):
         raise ValueError("two jobs have the same name")
     for job in jobs:
-        _remove_other(job, folder / job.name)
+        _make_room(job, folder / job.name)
     outcomes = {job.name: read_outcome(job, folder / job.name) for job in jobs}
     waiting = sorted((job for job in jobs if not _is_done(job, outcomes[job.name])), key=lambda job: -job.work)
-    states = {job.name: Standing("waiting" if job in waiting else "done") for job in jobs}
-    begun: dict[str, tuple[Job, float, int]] = {}  # when, and how long its log was
+    statuses = {job.name: JobStatus("waiting" if job in waiting else "done") for job in jobs}
+    running: dict[str, tuple[Job, float, int]] = {}  # start time, and the length of the log at that time
     with Pool(min(processes, len(waiting))) as pool:
-        while waiting or begun:
+        while waiting or running:
             while waiting and pool.is_free():
                 job = waiting.pop(0)
-                begun[job.name] = (job, time.monotonic(), _describe(job, folder / job.name))
+                running[job.name] = (job, time.monotonic(), _describe(job, folder / job.name))
                 step = _newest(folder / job.name).get("step", 0.0)
-                states[job.name] = Standing("running", first_step=step)
+                statuses[job.name] = JobStatus("running", first_step=step)
                 pool.start(job.name, folder / job.name)
             for name, failure in pool.ended(0.5):
-                job, start, offset = begun.pop(name)
-                found = read_outcome(job, folder / name)
+                job, start, offset = running.pop(name)
+                outcome = read_outcome(job, folder / name)
                 if failure is not None:
                     tail = _tail(folder / name / LOG, offset) or failure
                     _check_disk(folder, tail)
-                    found = Outcome(found.folder, found.facts, found.measured, tail)
-                outcomes[name] = found
-                states[name] = _standing(states[name], "done" if failure is None else "failed", folder / name, start)
-            for name, (_, start, _) in begun.items():
-                states[name] = _standing(states[name], "running", folder / name, start)
-            progress(states)
+                    outcome = Outcome(outcome.folder, outcome.facts, outcome.results, tail)
+                outcomes[name] = outcome
+                statuses[name] = _status(statuses[name], "done" if failure is None else "failed", folder / name, start)
+            for name, (_, start, _) in running.items():
+                statuses[name] = _status(statuses[name], "running", folder / name, start)
+            progress(statuses)
     return outcomes
 
 
 def read_outcome(job: Job, folder: Path) -> Outcome:
-    """What has been measured so far, with the settings that the job has."""
+    """Read what a job has trained and measured so far; results of other settings are left out."""
+    run = Run(folder)
     try:
-        path = Run(folder).results
-        content = read_json(path)
-        # Those of older versions have no checksum, and are of one measurement.
-        content = read_checked_json(path) if CHECKSUM in content else content
-        content = content if "measured" in content else _as_written_now(content, folder)
-    except (FileNotFoundError, NotADirectoryError, DamagedFile):
+        if not run.is_finished():
+            return Outcome(folder)
+        facts = run_facts(run)
+    except (OSError, UserError, TrainingError):  # the job's own process says what is wrong
         return Outcome(folder)
-    measured = {}
-    for name, wanted in job.measurements.items():
-        kept = content["measured"].get(name)
-        if kept is not None and _is_same(kept["measurement"], wanted):
-            measured[name] = kept["summary"]
-    return Outcome(folder, content["facts"], measured)
+    found = {}
+    for name, measurement in job.measurements.items():
+        with contextlib.suppress(OSError, UserError):  # the same
+            results = _kept(measurement, run.evaluations / name)
+            if results is not None and results.complete and results.summary is not None:
+                found[name] = results
+    return Outcome(folder, facts, found)
 
 
-def _is_done(job: Job, found: Outcome) -> bool:
-    return found.facts is not None and found.measured.keys() == job.measurements.keys()
+def _is_done(job: Job, outcome: Outcome) -> bool:
+    return outcome.facts is not None and outcome.results.keys() == job.measurements.keys()
 
 
-def _is_same(kept: dict[str, Any], wanted: Measurement) -> bool:
-    with contextlib.suppress(UserError, DataError):
-        before = measurement_of(kept)
-        return type(before) is type(wanted) and settings_of(before) == settings_of(wanted)
-    return False
+def measure(measurement: Measurement, run: Run, name: str) -> None:
+    """Measure a run into evaluations/NAME. Finished units are not measured again, unless the settings differ."""
+    folder = run.evaluations / name
+    try:
+        results = _kept(measurement, folder)
+        if results is not None and results.complete:
+            return
+        if results is None and folder.is_dir():
+            remove_folder(folder)
+    except DamagedFile:
+        move_aside(folder, run.folder)
+    evaluate(kind_of(measurement), measurement, [(open_model(run.folder), folder)])
 
 
-def _as_written_now(content: dict[str, Any], folder: Path) -> dict[str, Any]:
-    """A result of older versions, which had one measurement, side by side with what was known of the run."""
-    name, measurement = older_measurement(str(read_json(folder / JOB).get("measure")))
-    summary = {key: value for key, value in content.items() if key not in FACTS}
-    return {
-        "facts": {key: value for key, value in content.items() if key in FACTS},
-        "measured": {name: {"measurement": describe(measurement), "summary": summary}},
-    }
+def _kept(measurement: Measurement, folder: Path) -> Results | None:
+    """Results in a folder, complete or not; None if there are none or if they are of other settings."""
+    if not (folder / FILE).is_file():
+        return None
+    results = read_results(folder)
+    same = results.measurement == kind_of(measurement) and results.settings == settings_of(measurement)
+    return results if same else None
 
 
-def describe(measurement: Measurement) -> dict[str, Any]:
-    """As JSON, with the name by which it is found again."""
-    return {"name": kind_of(measurement), "settings": to_json(measurement)}
+def kind_of(measurement: Measurement) -> str:
+    """The name of a measurement in the registry."""
+    for name, kind in MEASUREMENTS.items():
+        if type(measurement) is kind:
+            return name
+    raise ValueError(f"{type(measurement).__name__} is no measurement of sdm.evaluation.registry")
+
+
+def read_measurements(folder: Path) -> dict[str, Measurement]:
+    """The measurements that job.json of a folder asks for."""
+    entries = read_json(folder / JOB)["measurements"]
+    return {name: from_json(find(str(e.get("name"))), e.get("settings"), "settings") for name, e in entries.items()}
+
+
+def run_facts(run: Run) -> RunFacts:
+    """Size and course of a finished run."""
+    config, metrics = run.config(), run.metrics()
+    costs, context = cost(SavedModel(run.folder).config()), data_sizes(config)[0]
+    return RunFacts(
+        parameters=costs.parameters,
+        initial_state_parameters=costs.initial_state_parameters,
+        state_elements=costs.state_elements or costs.kv_elements_per_token * context,
+        flops_per_token=costs.training_flops_per_token(context) // 3,
+        steps=config.schedule.steps,
+        lr=config.optim.lr,
+        seconds=metrics[-1]["seconds"] if metrics else 0.0,
+        valid_loss=metrics[-1].get("valid/loss") if metrics else None,
+    )
+
+
+def expected_work(config: TrainConfig) -> float:
+    """Estimate the duration of a run in FLOPs, without opening text: only the ratio of two runs matters."""
+    length, vocabulary = data_sizes(config)
+    per_token = cost(config.model.build(vocabulary)).training_flops_per_token(length) + OVERHEAD
+    return float(config.schedule.steps * config.data.batch_size * length * per_token)
+
+
+def data_sizes(config: TrainConfig) -> tuple[int, int]:
+    """Sequence length and vocabulary size of a run's data, without opening text."""
+    if isinstance(config.data, CorpusConfig):
+        return config.data.sequence_length, config.model.vocab_size or UNKNOWN_VOCABULARY
+    task = open_data(config.data, "train", config.schedule.steps)
+    return task.sequence_length, task.vocab_size
+
+
+def prepare_corpora(jobs: Sequence[Job]) -> None:
+    """Tokenise the text of all jobs once, before several processes would do so at the same time."""
+    for config in {job.config.data for job in jobs if isinstance(job.config.data, CorpusConfig)}:
+        for split in ("train", "valid", "test"):
+            open_corpus(config, split)
 
 
 def _describe(job: Job, folder: Path) -> int:
-    """Write what the process of the job is to do. Returns how long its log is."""
+    """Write job.json. Returns the length of the log."""
     Run(folder).mark()
-    measurements = {name: describe(measurement) for name, measurement in job.measurements.items()}
+    measurements = {
+        name: {"name": kind_of(measurement), "settings": to_json(measurement)}
+        for name, measurement in job.measurements.items()
+    }
     write_json(folder / JOB, {"name": job.name, "config": to_json(job.config), "measurements": measurements})
-    log = folder / LOG
-    return log.stat().st_size if log.is_file() else 0
+    path = folder / LOG
+    return path.stat().st_size if path.is_file() else 0
 
 
-def _remove_other(job: Job, folder: Path) -> None:
-    """A run of another configuration can neither be continued nor give its result to this job."""
+def _make_room(job: Job, folder: Path) -> None:
+    """Move a run aside that is not this job's: of another configuration, or of one that cannot be read."""
     if not (folder / JOB).is_file():
         return
     try:
         description = read_json(folder / JOB)
     except DamagedFile as error:
-        raise JobFailed(f"{error}; delete it to continue the run, or {folder} to start it anew") from error
+        raise JobFailed(f"{error}; delete it to continue the run, or move {folder} away to start it anew") from error
     try:
-        changed = bool(changed_fields(from_json(TrainConfig, description.get("config")), job.config))
-    except (TrainingError, UserError, DataError):
-        changed = True
-    if changed:
-        shutil.rmtree(folder)
+        if not changed_fields(from_json(TrainConfig, description.get("config")), job.config):
+            return
+        reason = "has another configuration"
+    except (TrainingError, UserError, DataError) as error:
+        reason = f"has a {JOB} that cannot be read ({error})"
+    log.warning("the run in %s %s; it is kept as %s", folder, reason, move_aside(folder, folder.parent))
+
+
+def move_aside(folder: Path, parent: Path) -> Path:
+    """Move a folder to PARENT/replaced/NAME-1, or the next number that is free. Returns where it is."""
+    (parent / REPLACED).mkdir(exist_ok=True)
+    number = 1
+    while (kept := parent / REPLACED / f"{folder.name}-{number}").exists():
+        number += 1
+    return folder.rename(kept)
 
 
 def _newest(folder: Path) -> Mapping[str, float]:
     return (Run(folder).metrics() or [{}])[-1]
 
 
-def _standing(before: Standing, state: str, folder: Path, start: float) -> Standing:
-    return Standing(state, _newest(folder), time.monotonic() - start, before.first_step)
+def _status(before: JobStatus, state: str, folder: Path, start: float) -> JobStatus:
+    return JobStatus(state, _newest(folder), time.monotonic() - start, before.first_step)
 
 
 def _tail(path: Path, offset: int) -> str:
@@ -212,7 +328,7 @@ def _tail(path: Path, offset: int) -> str:
 
 
 def _check_disk(folder: Path, failure: str) -> None:
-    """Raise if a job has failed for want of room: those that follow would fail as well, and so would the report."""
-    # What could not be written whole is removed, so that there may be room again.
+    """Raise if a job failed because the disk is full: the others and the report would fail as well."""
+    # Incomplete files are removed, so that there may be room again.
     if os.strerror(errno.ENOSPC) in failure or shutil.disk_usage(folder).free < SMALLEST_DISK:
         raise UserError(f"the disk of {folder} is full; make room, and the same command continues")

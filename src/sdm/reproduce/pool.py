@@ -1,4 +1,4 @@
-"""Processes that run jobs, one after the other each: a process that has torch loaded begins the next job at once."""
+"""A pool of processes that run jobs. Each process loads torch once and runs one job after the other."""
 
 from __future__ import annotations
 
@@ -15,15 +15,15 @@ from typing import IO
 
 
 def processors() -> int:
-    """How many this process may use."""
+    """Number of processors that this process may use."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
-End = tuple[str, str | None]  # the name of a job, and why it failed if its log does not say
+JobEnd = tuple[str, str | None]  # the name of a job, and why it failed if its log does not say
 
 
 class Pool:
-    """At most `size` processes. Leaving it ends all of them; runs save first."""
+    """At most `size` processes. Leaving the context stops all of them; runs save first."""
 
     def __init__(self, size: int) -> None:
         self._size = size
@@ -42,37 +42,38 @@ class Pool:
             worker.close()
 
     def is_free(self) -> bool:
+        """Whether another job can start."""
         return len(self._busy) < self._size
 
     def start(self, name: str, folder: Path) -> None:
-        """Have the job run that a folder describes."""
+        """Start the job that a folder describes."""
         worker = self._idle.pop() if self._idle else _Worker(self._ends)
         self._busy[worker] = name
         worker.start(folder)
 
-    def ended(self, seconds: float) -> list[End]:
-        """The jobs that have ended; waits so long for one."""
-        found = []
+    def ended(self, seconds: float) -> list[JobEnd]:
+        """Return the jobs that have ended; wait at most `seconds` for the first."""
+        ends: list[JobEnd] = []
         try:
             worker, failure = self._ends.get(timeout=seconds)
             while True:
                 if worker in self._busy:
-                    found.append((self._busy.pop(worker), failure))
+                    ends.append((self._busy.pop(worker), failure))
                 if worker.process.poll() is None:
                     self._idle.append(worker)
                 else:
                     worker.close()
-                    self._idle = [one for one in self._idle if one is not worker]
+                    self._idle = [idle for idle in self._idle if idle is not worker]
                 worker, failure = self._ends.get_nowait()
         except queue.Empty:
-            return found
+            return ends
 
 
 class _Worker:
-    """A process that is told folders on its standard input, and says how each has ended."""
+    """A process that reads folders from its standard input and writes the exit code of each job."""
 
     def __init__(self, ends: queue.Queue[tuple[_Worker, str | None]]) -> None:
-        # -P: the working directory is no place of modules, where a random.py would be taken for Python's.
+        # -P: modules are not imported from the working directory, where a random.py would shadow Python's.
         command = [sys.executable, "-P", "-m", "sdm.reproduce.worker"]
         self.process = subprocess.Popen(
             command,
@@ -89,12 +90,13 @@ class _Worker:
         self._listener.start()
 
     def start(self, folder: Path) -> None:
-        with contextlib.suppress(BrokenPipeError):  # it has died, and `_listen` says so
+        """Start the job of a folder."""
+        with contextlib.suppress(BrokenPipeError):  # the process has died, and `_listen` reports it
             self._input.write(os.fsencode(folder.absolute()) + b"\n")
             self._input.flush()
 
     def close(self) -> None:
-        """Wait for its end."""
+        """Wait for the process to end."""
         self._listener.join()
         with contextlib.suppress(BrokenPipeError):
             self._input.close()

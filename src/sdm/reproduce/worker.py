@@ -1,4 +1,4 @@
-"""What a process of a `Pool` does: train and measure the runs whose folders it is told, one after the other."""
+"""The process of a `Pool`: trains and measures the runs whose folders it reads from its standard input."""
 
 from __future__ import annotations
 
@@ -13,9 +13,8 @@ from dataclasses import replace
 from pathlib import Path
 
 from sdm.errors import UserError
-from sdm.files import read_json, write_checked_json
-from sdm.reproduce.jobs import JOB, LOG
-from sdm.reproduce.measure import facts_of, measure, measurement_of
+from sdm.files import read_json
+from sdm.reproduce.jobs import JOB, LOG, measure, read_measurements
 from sdm.run import Run
 from sdm.run.config import TrainConfig
 from sdm.run.config_file import from_json
@@ -24,28 +23,24 @@ from sdm.training.trainer import Trainer
 
 
 def run_job(folder: Path) -> None:
-    """Train and measure what job.json in a folder describes, as far as it is not done."""
-    description, run = read_json(folder / JOB), Run(folder)
+    """Train and measure what job.json in a folder describes; finished parts are not repeated."""
+    run = Run(folder)
     if not run.is_finished():
-        config = from_json(TrainConfig, description["config"])
-        # Whoever runs many jobs shows them all.
+        config = from_json(TrainConfig, read_json(folder / JOB)["config"])
+        # The process that runs many jobs shows their progress.
         Trainer(replace(config, monitor=replace(config.monitor, display="none")), folder).run()
-    content = {"facts": facts_of(run), "measured": {}}
     failed = []
-    for name, entry in description["measurements"].items():
+    for name, measurement in read_measurements(folder).items():
         try:
-            summary = measure(measurement_of(entry), run, name)
+            measure(measurement, run, name)
         except (UserError, ImportError) as error:  # others may work
             failed.append(f"{name}: {error}")
-            continue
-        content["measured"][name] = {"measurement": entry, "summary": summary}
-        write_checked_json(run.results, content)
-    write_checked_json(run.results, content)
     if failed:
         raise UserError("\n".join(failed))
 
 
 def main() -> None:
+    """Run jobs until standard input ends; write the exit code of each to standard output."""
     answers = os.fdopen(os.dup(1), "wb", buffering=0)
     folders: queue.Queue[Path] = queue.Queue()
     threading.Thread(target=_listen, args=(folders,), daemon=True).start()
@@ -58,14 +53,14 @@ def main() -> None:
 
 
 def _listen(folders: queue.Queue[Path]) -> None:
-    """Take folders until whoever names them has gone, however it ended; then end this process, which saves first."""
+    """Read folders until the parent process has ended, however it ended; then stop this process, which saves first."""
     for line in sys.stdin.buffer:
         folders.put(Path(os.fsdecode(line.removesuffix(b"\n"))))
     os.kill(os.getpid(), signal.SIGTERM)
 
 
 def _logged(folder: Path) -> int:
-    """Run a job with all that is printed going to its log. Returns an exit code."""
+    """Run a job with its output going to its log. Returns an exit code."""
     with (folder / LOG).open("ab") as log:
         for descriptor in (1, 2):
             os.dup2(log.fileno(), descriptor)

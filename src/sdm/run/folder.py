@@ -18,7 +18,7 @@ from sdm.run.config_file import differences, from_json, read_config, to_json, wr
 from sdm.run.errors import TrainingError
 
 CONFIG, CHECKPOINTS, TOKENIZER, EXPORT = "run.json", "checkpoints", "tokenizer", "export"
-METRICS, RESULTS, FIGURES = "metrics.jsonl", "evaluation.json", "figures"
+METRICS, FIGURES = "metrics.jsonl", "figures"
 EVALUATIONS = "evaluations"
 MARKER = ".sdm-run"  # says that a folder is a run's; who trains in it holds its lock
 _PARTIAL = re.compile(r"\.[0-9a-f]{8}(-(run\.json|metrics\.jsonl))?")
@@ -48,7 +48,6 @@ class Run:
         self.export = folder / EXPORT  # the model for transformers
         self.tokenizer = folder / TOKENIZER  # as it was when the run began
         self.metrics_file = folder / METRICS
-        self.results = folder / RESULTS  # what was measured of the model
         self.evaluations = folder / EVALUATIONS  # a folder for each measurement
         self.figures = folder / FIGURES
         self._lock = -1

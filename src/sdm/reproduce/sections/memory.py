@@ -1,0 +1,156 @@
+"""Sections about the memory: how evenly tokens spread their writes and reads, and its use during training."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from torch import Tensor
+
+from sdm.analysis.charts import utilisation_chart
+from sdm.data.config import CorpusConfig
+from sdm.evaluation.eval_model import open_model
+from sdm.evaluation.memory_access import AccessProbe, probe_access
+from sdm.evaluation.position import Position
+from sdm.evaluation.probe import cumulative_mass_chart, effective_keys_chart
+from sdm.evaluation.report import AnyChart, Table
+from sdm.evaluation.statistics import weighted_mean
+from sdm.reproduce.jobs import Outcome
+from sdm.reproduce.study import Claim, Difference, Exhibit, Section, StudyResults, Variant, shown
+from sdm.run import Run
+
+DOCUMENTS = 8  # the paper's number
+STATISTICS = {
+    "forget_gate_mean": "forget gate exp(g)",
+    "input_gate_mean": "input gate β",
+    "slots_written": "slots written",
+    "slots_read": "slots read",
+}
+
+
+class AccessProbes:
+    """Probes of runs, each made once, on the beginnings of the first test documents that are long enough."""
+
+    def __init__(self) -> None:
+        self._probes: dict[Path, AccessProbe] = {}
+        self._evenness: dict[Path, dict[str, float]] = {}
+
+    def probe(self, outcome: Outcome) -> AccessProbe:
+        """How a run spreads the weight of its writes and reads, over all documents."""
+        if outcome.folder not in self._probes:
+            model, rows = self._open(outcome)
+            self._probes[outcome.folder] = probe_access(model, list(rows.values()))
+        return self._probes[outcome.folder]
+
+    def evenness(self, outcome: Outcome) -> dict[str, float]:
+        """By document: effective keys of reads minus those of writes, as a proportion of k."""
+        if outcome.folder not in self._evenness:
+            model, rows = self._open(outcome)
+            probes = {name: probe_access(model, [row]) for name, row in rows.items()}
+            self._evenness[outcome.folder] = {
+                name: probe.read.effective_mean - probe.write.effective_mean for name, probe in probes.items()
+            }
+        return self._evenness[outcome.folder]
+
+    def _open(self, outcome: Outcome) -> tuple[Any, dict[str, Tensor]]:
+        lm = open_model(outcome.folder)
+        assert lm.run is not None
+        (held_out,) = Position().held_out(lm)
+        store, data = held_out.tokens(lm.tokenizer), lm.run.config().data
+        assert isinstance(data, CorpusConfig)
+        length = data.sequence_length
+        long = (store.lengths >= length).nonzero().squeeze(1).tolist()[:DOCUMENTS]
+        return lm.model, {str(number): store.document(number, 0, length).long().unsqueeze(0) for number in long}
+
+
+def access_section(
+    section: Section, models: Sequence[Variant], shown_models: Sequence[Variant], paper: str = "not reported"
+) -> Section:
+    """Effective keys of writes and reads.
+
+    Args:
+        section: Title, text, deviations of the section.
+        models: Models that the claim is checked for, each by itself.
+        shown_models: Models of the charts and the table, the first seed of each.
+        paper: The paper's number.
+    """
+    probes = AccessProbes()
+
+    def claim(variant: Variant) -> Claim:
+        def difference(results: StudyResults) -> Difference | None:
+            runs = results.by_seed(variant, "position").values()
+            return Difference.paired([probes.evenness(outcome) for outcome in runs])
+
+        quantity = f"{variant.label}: reads - writes, effective keys of a token as a proportion of k"
+        return Claim(quantity, paper, difference, "above")
+
+    def exhibit(results: StudyResults) -> Exhibit:
+        first = {
+            variant.label: probes.probe(outcome)
+            for variant in shown_models
+            for outcome in [*results.by_seed(variant, "position").values()][:1]
+        }
+        if not first:
+            return Exhibit()
+        uses = {label: probe.sides for label, probe in first.items()}
+        charts: list[tuple[AnyChart, str]] = [
+            (
+                cumulative_mass_chart(uses, "cumulative-mass"),
+                "Mass of the m heaviest keys of a token: mean, and 10% to 90% of the tokens. One seed.",
+            ),
+            (effective_keys_chart(uses, "effective-keys"), "Effective keys of a token as a proportion of k. One seed."),
+        ]
+        tokens = next(iter(first.values())).tokens
+        note = f"Charts and table: {tokens:,} tokens of {DOCUMENTS} test documents, the first seed of each model."
+        return Exhibit([_access_table(first)], charts, [note])
+
+    return replace(section, exhibit=exhibit, claims=[claim(variant) for variant in models], variants=tuple(models))
+
+
+def _access_table(probes: Mapping[str, AccessProbe]) -> Table:
+    rows = []
+    for label, probe in probes.items():
+        sides = (probe.write, probe.read)
+        halves = (f"{100 * side.mass[max(side.keys // 2, 1) - 1]:.0f}%" for side in sides)
+        rows.append((label, *(f"{side.effective_mean:.3f}" for side in sides), *halves))
+    columns = ("model", "writes: u", "reads: u", "writes: top half", "reads: top half")
+    caption = "u: effective keys exp(entropy) / k, mean over tokens. Top half: mass of the heavier half of the k keys."
+    return Table("Keys in use", columns, rows, caption)
+
+
+def utilisation_section(section: Section, models: Sequence[Variant]) -> Section:
+    """Gates and slots during training. Proportions of slots grow with the tokens that they are counted over, so that
+    they are not compared with the paper's."""
+
+    def exhibit(results: StudyResults) -> Exhibit:
+        lines, rows, words = {}, [], []
+        for variant in models:
+            runs = {
+                seed: [line for line in Run(outcome.folder).metrics() if "memory/slots_written" in line]
+                for seed, outcome in results.by_seed(variant).items()
+            }
+            runs = {seed: course for seed, course in runs.items() if course}
+            if not runs:
+                continue
+            for seed, course in runs.items():
+                lines[f"{variant.label}, seed {seed}" if variant.seeds > 1 else variant.label] = course
+            means = {
+                key: weighted_mean([course[-1][f"memory/{key}"] for course in runs.values()]) for key in STATISTICS
+            }
+            rows.append((variant.label, str(len(runs)), *map(shown, means.values())))
+            parts = (f"{name} {shown(means[key], 2)}" for key, name in STATISTICS.items())
+            words.append(f"{variant.label} at the last step: {', '.join(parts)}")
+        if not lines:
+            return Exhibit()
+        table = Table(
+            "The memory at the end of training",
+            ("model", "seeds", *STATISTICS.values()),
+            rows,
+            "Statistics of the last training step that has them. Slots: proportion that the tokens of one step touch.",
+        )
+        caption = "Gates, entropies and slots in use during training."
+        return Exhibit([table], [(utilisation_chart(lines, "memory"), caption)], (), "; ".join(words))
+
+    return replace(section, exhibit=exhibit, claims=(), variants=tuple(models))

@@ -1,1 +1,0 @@
-"""The studies: which runs each compares, and what is claimed about them."""

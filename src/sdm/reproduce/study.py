@@ -1,0 +1,377 @@
+"""A study as data: variants x seeds x measurements, and the claims that are checked with them.
+
+    Variant         a model that is trained with several seeds, each a run
+    Claim           a difference that the paper gives a direction for, and the function that computes ours
+    Section         claims about one question, with their tables and charts
+    Study           everything that `sdm reproduce NAME` runs and shows
+    StudyResults    what the runs in a folder have measured so far
+
+`sdm.reproduce.run_study` runs a study and writes its page.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any, Literal
+
+from sdm.analysis.pages import Verdict
+from sdm.evaluation.measurement import Measurement
+from sdm.evaluation.report import AnyChart, Point, Table
+from sdm.evaluation.speed import Speed
+from sdm.evaluation.statistics import Mean, weighted_mean
+from sdm.models import Cost, cost
+from sdm.reproduce.jobs import Job, Outcome, RunFacts, data_sizes, expected_work, read_outcome
+from sdm.run.config import TrainConfig
+
+WRITE_RULE = (
+    'write rule: this project\'s default (`update="delta"`) is the retrieved-sum rule, '
+    "M[i] <- M[i] + β k_i (v - Σ_j k_j M[j]). The paper prints a per-slot equation, v - M[i], and means the retrieved "
+    'sum: its figure, its appendix and its equality with GDN need it. The printed form is `update="slot"`'
+)
+NOT_YET = "not measured yet"
+SPEED_FOLDER = "study-speed"  # in evaluations/ of a run, beside what `sdm eval speed` measures
+
+
+@dataclass(frozen=True, eq=False)
+class Variant:
+    """A model, whatever its seed."""
+
+    name: str
+    """Name of its runs; `{seed}` stands for the seed."""
+    label: str
+    """Name in tables and charts."""
+    recipe: Callable[[int], TrainConfig]
+    """Configuration of the run of a seed."""
+    measurements: Mapping[str, Measurement]
+    """By name: the results are in evaluations/NAME of each run."""
+    seeds: int = 1
+
+    def run_name(self, seed: int) -> str:
+        """Name of the run of a seed."""
+        return self.name.format(seed=seed)
+
+    def job(self, seed: int) -> Job:
+        """Training and measurements of a seed."""
+        config = self.recipe(seed)
+        return Job(self.run_name(seed), config, self.measurements, expected_work(config))
+
+    def cost(self) -> tuple[Cost, int]:
+        """Parameters, state and FLOPs, known before any run; and the length of a training sequence."""
+        config = self.recipe(0)
+        length, vocabulary = data_sizes(config)
+        return cost(config.model.build(vocabulary)), length
+
+
+@dataclass(frozen=True)
+class Difference:
+    """A difference with the interval that it is known to be in."""
+
+    value: float
+    low: float | None
+    high: float | None
+    interval: str
+    """What the interval is, such as "95% interval over 19 documents, 1 seed"; or why there is none."""
+    by_seed: tuple[float, ...] = ()
+
+    @classmethod
+    def paired(cls, seeds: Sequence[Mapping[str, float]]) -> Difference | None:
+        """The mean of differences by seed and document.
+
+        The interval is the wider of two: over documents, each the mean over seeds, which tells how far apart these
+        models are; and over seeds, each the mean over documents, which tells what other seeds would give.
+        """
+        shared = sorted(set.intersection(*(set(values) for values in seeds))) if seeds else []
+        if not shared:
+            return None
+        by_seed = tuple(math.fsum(values[key] for key in shared) / len(shared) for values in seeds)
+        by_document = [math.fsum(values[key] for values in seeds) / len(seeds) for key in shared]
+        documents, over_seeds = weighted_mean(by_document), weighted_mean(by_seed)
+        mean, what = max((documents, "documents"), (over_seeds, "seeds"), key=lambda pair: _width(pair[0]))
+        counts = f"{len(shared)} documents, {_seeds(len(seeds))}"
+        if mean.low is None or mean.high is None:
+            return cls(mean.value, None, None, f"no interval: {counts}", by_seed)
+        return cls(mean.value, mean.low, mean.high, f"95% interval over {what}; {counts}", by_seed)
+
+    @classmethod
+    def over_seeds(cls, values: Sequence[float]) -> Difference | None:
+        """The mean of differences by seed."""
+        if not values:
+            return None
+        mean = weighted_mean(values)
+        interval = f"95% interval over {_seeds(len(values))}" if len(values) > 1 else "no interval: 1 seed"
+        return cls(mean.value, mean.low, mean.high, interval, tuple(values))
+
+    def point(self, x: float = 0.0) -> Point:
+        """A point of a chart."""
+        return Point(x, self.value, self.low, self.high)
+
+
+def _width(mean: Mean) -> float:
+    return -1.0 if mean.low is None or mean.high is None else mean.high - mean.low
+
+
+def _seeds(count: int) -> str:
+    return f"{count} seed{'s' if count != 1 else ''}"
+
+
+Expected = Literal["below", "above", "zero"]
+RULE = (
+    "Rule: a claim agrees if its whole interval is on the paper's side of zero, differs if it is on the other side, "
+    "and is unclear if zero is inside or there is no interval. A prediction (side: zero) agrees if zero is inside its "
+    "interval, and else differs. Verdicts are about the direction of a difference, not its size."
+)
+
+
+@dataclass(frozen=True)
+class Claim:
+    """A difference that the paper gives a direction for."""
+
+    quantity: str
+    """The two things that are compared, and the quantity with its unit: "SDM - GDN, nats per token"."""
+    paper: str
+    """The paper's number for it, or "not reported"."""
+    difference: Callable[[StudyResults], Difference | None]
+    """Computes ours; None while there are no runs for it."""
+    expected: Expected = "below"
+    """Where the paper's difference is."""
+    percent: bool = False
+    """Whether the difference is a proportion, shown in percent."""
+
+    def verdict(self, difference: Difference | None) -> Verdict:
+        """Compare an interval with the paper's direction by `RULE`."""
+        if difference is None:
+            return "missing"
+        if difference.low is None or difference.high is None:
+            return "unclear"
+        if self.expected == "zero":
+            return "agrees" if difference.low <= 0 <= difference.high else "differs"
+        if difference.low <= 0 <= difference.high:
+            return "unclear"
+        return "agrees" if (difference.value < 0) == (self.expected == "below") else "differs"
+
+    def in_words(self, difference: Difference | None) -> str:
+        """The difference with its interval."""
+        if difference is None:
+            return NOT_YET
+        number = "{:+.1f}%" if self.percent else "{:+.3f}"
+        scale = 100 if self.percent else 1
+        text = number.format(scale * difference.value)
+        if difference.low is None or difference.high is None:
+            return f"{text} ({difference.interval})"
+        low, high = (number.format(scale * end) for end in (difference.low, difference.high))
+        kind, _, counts = difference.interval.partition(" over ")
+        return f"{text} ({kind} {low} to {high}{f' over {counts}' if counts else ''})"
+
+
+def combined(verdicts: Sequence[Verdict], missing: Sequence[str] = ()) -> Verdict:
+    """The verdict of several claims; runs that are missing leave open what agrees so far."""
+    if not verdicts:
+        return "measured"
+    if all(verdict == "missing" for verdict in verdicts):
+        return "missing"
+    if "differs" in verdicts:
+        return "differs"
+    return "agrees" if {*verdicts} == {"agrees"} and not missing else "unclear"
+
+
+@dataclass(frozen=True)
+class Exhibit:
+    """Tables and charts of a section."""
+
+    tables: Sequence[Table] = ()
+    charts: Sequence[tuple[AnyChart, str]] = ()
+    """Each with its caption."""
+    notes: Sequence[str] = ()
+    summary: str = ""
+    """What was measured, in one line; the claims are added to it."""
+
+
+@dataclass(frozen=True)
+class Section:
+    """Claims about one question."""
+
+    key: str
+    """Anchor in the page."""
+    title: str
+    text: str
+    """What the paper says, in its own terms."""
+    paper: str
+    """The paper's numbers."""
+    deviations: tuple[str, ...] = ()
+    """How the models and measurements differ from the paper's."""
+    why: str = ""
+    """Why the numbers differ from the paper's, or cannot be compared with them."""
+    exhibit: Callable[[StudyResults], Exhibit] = lambda results: Exhibit()
+    """Makes the tables and charts."""
+    claims: Sequence[Claim] = ()
+    """Empty: nothing of it can be compared with the paper."""
+    variants: Sequence[Variant] = ()
+    """The models that it rests on."""
+    measurement: str = "position"
+    """The measurement that it rests on."""
+
+
+@dataclass(frozen=True)
+class Study:
+    """Everything that `sdm reproduce NAME` runs and shows."""
+
+    name: str
+    title: str
+    lead: str
+    """What there is to know in a minute."""
+    groups: Mapping[str, Sequence[Variant]]
+    """Variants by experiment. Experiments may share variants."""
+    sections: Sequence[Section]
+    timed: Sequence[Variant] = ()
+    """Models whose speed is measured after all training, in turns; the first seed of each."""
+    speed: Speed | None = None
+    by_seed: bool = False
+    """Whether all runs of a seed end before those of the next begin."""
+
+    def variants(self) -> list[Variant]:
+        """All variants, each once; of variants that share runs the one with most seeds."""
+        found: dict[str, Variant] = {}
+        for variant in (variant for group in self.groups.values() for variant in group):
+            if variant.name not in found or found[variant.name].seeds < variant.seeds:
+                found[variant.name] = variant
+        return list(found.values())
+
+    def runs(self) -> list[tuple[Variant, int]]:
+        """All runs, seed by seed: a study that is stopped early has every experiment, with fewer seeds."""
+        variants = self.variants()
+        seeds = range(max((variant.seeds for variant in variants), default=0))
+        return [(variant, seed) for seed in seeds for variant in variants if seed < variant.seeds]
+
+
+UnitValue = Callable[[Mapping[str, Any]], float]
+"""A number of one document, from its result of `Position`."""
+
+
+def whole(unit: Mapping[str, Any]) -> float:
+    """Nats per token of a document's first tokens, as many as the measurement takes."""
+    return math.fsum(unit["nll"]) / int(unit["edges"][-1])
+
+
+def stretch(place: int) -> UnitValue:
+    """Nats per token between two edges; -1 is the last stretch, the second half."""
+
+    def value(unit: Mapping[str, Any]) -> float:
+        sums, edges = unit["nll"], unit["edges"]
+        index = place % len(sums)
+        return float(sums[index]) / int(edges[index + 1] - edges[index])
+
+    return value
+
+
+def growth(unit: Mapping[str, Any]) -> float:
+    """Nats per token in the last stretch minus those in the first."""
+    return stretch(-1)(unit) - stretch(0)(unit)
+
+
+SummaryValue = Callable[[Mapping[str, Any]], float | None]
+"""A number of a run, from the summary of a measurement."""
+
+
+def nats(summary: Mapping[str, Any]) -> float:
+    """Nats per token over all positions."""
+    return float(summary["nll"])
+
+
+def late_nats(summary: Mapping[str, Any]) -> float:
+    """Nats per token in the last stretch of positions, the second half."""
+    return float(summary["positions"][-1]["nll"])
+
+
+@dataclass(frozen=True, eq=False)
+class StudyResults:
+    """What the runs in the folder of a study have measured so far."""
+
+    folder: Path
+    failures: Mapping[str, str] = field(default_factory=dict)
+    """The end of the log of each run that failed."""
+    _read: dict[str, Outcome] = field(default_factory=dict, compare=False, repr=False)
+
+    def outcome(self, variant: Variant, seed: int) -> Outcome:
+        """The outcome of the run of a seed; it is read once."""
+        name = variant.run_name(seed)
+        if name not in self._read:
+            outcome = read_outcome(variant.job(seed), self.folder / name)
+            self._read[name] = replace(outcome, failure=self.failures.get(name))
+        return self._read[name]
+
+    def by_seed(self, variant: Variant, measurement: str = "") -> dict[int, Outcome]:
+        """Outcomes of the seeds that are trained, and measured if a measurement is named."""
+        found = {seed: self.outcome(variant, seed) for seed in range(variant.seeds)}
+        return {
+            seed: outcome
+            for seed, outcome in found.items()
+            if outcome.facts is not None and (not measurement or measurement in outcome.results)
+        }
+
+    def summaries(self, variant: Variant, measurement: str = "position") -> list[dict[str, Any]]:
+        """The summary of every seed that is measured."""
+        return [outcome.measured[measurement] for outcome in self.by_seed(variant, measurement).values()]
+
+    def facts(self, variant: Variant) -> RunFacts | None:
+        """Size and course of the first seed that is trained."""
+        for outcome in self.by_seed(variant).values():
+            return outcome.facts
+        return None
+
+    def values(self, variant: Variant, value: SummaryValue, measurement: str = "position") -> dict[int, float]:
+        """A number of every seed that is measured and has it."""
+        found = {seed: value(one.measured[measurement]) for seed, one in self.by_seed(variant, measurement).items()}
+        return {seed: number for seed, number in found.items() if number is not None}
+
+    def mean(self, variant: Variant, value: SummaryValue = nats, measurement: str = "position") -> Mean | None:
+        """The mean over seeds; its interval is None with one seed."""
+        values = list(self.values(variant, value, measurement).values())
+        return weighted_mean(values) if values else None
+
+    def paired(self, first: Variant, second: Variant, value: UnitValue = whole) -> Difference | None:
+        """The first's number minus the second's on the same documents and seeds."""
+        return Difference.paired(self.paired_units(first, second, value))
+
+    def paired_units(self, first: Variant, second: Variant, value: UnitValue = whole) -> list[dict[str, float]]:
+        """The differences of every document, for each seed that both have."""
+        ours, theirs = (self.by_seed(variant, "position") for variant in (first, second))
+        pairs = []
+        for seed in sorted(ours.keys() & theirs.keys()):
+            mine, other = (runs[seed].results["position"].units for runs in (ours, theirs))
+            pairs.append({key: value(mine[key]) - value(other[key]) for key in mine if key in other})
+        return pairs
+
+    def paired_seeds(self, first: Variant, second: Variant, value: SummaryValue, measurement: str) -> Difference | None:
+        """The first's number minus the second's, for each seed that both have."""
+        ours, theirs = (self.values(variant, value, measurement) for variant in (first, second))
+        return Difference.over_seeds([ours[seed] - theirs[seed] for seed in sorted(ours.keys() & theirs.keys())])
+
+    def missing(self, variants: Iterable[Variant], measurement: str) -> list[str]:
+        """The variants with fewer measured seeds than planned, in words."""
+        words = []
+        for variant in variants:
+            count = len(self.by_seed(variant, measurement))
+            if count < variant.seeds:
+                failed = sum(variant.run_name(seed) in self.failures for seed in range(variant.seeds))
+                note = f", {failed} failed" if failed else ""
+                words.append(f"{variant.run_name(0)}: {count} of {_seeds(variant.seeds)}{note}")
+        return words
+
+
+def shown(mean: Mean | Difference | None, digits: int = 3, sign: bool = False, percent: bool = False) -> str:
+    """A mean with half the width of its interval, for tables."""
+    if mean is None:
+        return "missing"
+    scale, unit = (100.0, "%") if percent else (1.0, "")
+    number = f"{scale * mean.value:{'+' if sign else ''}.{digits}f}"
+    if mean.low is None or mean.high is None:
+        return f"{number}{unit}"
+    return f"{number} ± {scale * (mean.high - mean.low) / 2:.{digits}f}{unit}"
+
+
+def point(x: float, mean: Mean) -> Point:
+    """A point of a chart with the interval of its mean."""
+    return Point(x, mean.value, mean.low, mean.high)
