@@ -20,8 +20,11 @@ class Export(Command):
     output: Path | None = None
     """The folder to write. By default `export` within the run's."""
 
+    chat_template: bool = False
+    """Add a simple chat template ("role: content" lines) if the tokenizer has none, for `transformers serve`."""
+
     def run(self) -> None:
         """Export the model and print the folder."""
         from sdm.run.model import export_run
 
-        print(export_run(self.run_dir, self.output))
+        print(export_run(self.run_dir, self.output, self.chat_template))

@@ -14,7 +14,7 @@ import torch
 from safetensors import safe_open
 from transformers.utils import logging
 
-from sdm.files import explained, read_json
+from sdm.files import explained, read_json, write_bytes
 from sdm.models.configuration import SDMConfig
 from sdm.models.manifest import check_manifest
 from sdm.models.modeling import SDMForCausalLM
@@ -23,7 +23,34 @@ CONFIG = "config.json"
 WEIGHTS = "model.safetensors"
 INDEX = "model.safetensors.index.json"  # beside weights that transformers has split
 
+CHAT_TEMPLATE = "chat_template.jinja"
+# Each message on a line behind its role; the answer ends with the end-of-text token.
+_TURNS = """\
+{%- for message in messages -%}
+{{ message['role'] }}: {{ message['content'] }}{{ eos_token if message['role'] == 'assistant' else '' }}
+{% endfor -%}
+{%- if add_generation_prompt -%}
+assistant:
+{%- endif -%}
+"""
+
 Shapes = dict[str, tuple[int, ...]]
+
+
+def write_chat_template(folder: Path) -> bool:
+    """Give a folder with a tokenizer a simple chat template, unless it has one.
+
+    `transformers serve` and `pipeline` need one to answer chats. It writes each message as "role: content" on a line of
+    its own. A base model was not trained on it: fine-tune on conversations in this form before relying on the answers.
+
+    Returns:
+        Whether the template was written.
+    """
+    settings = folder / "tokenizer_config.json"
+    if (folder / CHAT_TEMPLATE).exists() or not settings.is_file() or read_json(settings).get("chat_template"):
+        return False
+    write_bytes(folder / CHAT_TEMPLATE, _TURNS.encode())
+    return True
 
 
 def load_config(folder: Path) -> SDMConfig:

@@ -18,7 +18,7 @@ from sdm.errors import RankError
 from sdm.files import DamagedFile, new_folder, read_json, remove_leftovers, write_json
 from sdm.models import SDMConfig, SDMForCausalLM
 from sdm.models.manifest import MANIFEST, read_manifest, write_manifest
-from sdm.models.saved_folder import INDEX, WEIGHTS, no_progress_bar
+from sdm.models.saved_folder import CHAT_TEMPLATE, INDEX, WEIGHTS, no_progress_bar, write_chat_template
 from sdm.ranks import ALONE, Ranks
 from sdm.run.errors import TrainingError
 
@@ -29,6 +29,7 @@ _WRITTEN = (
     "tokenizer_config.json",
     "special_tokens_map.json",
     "modeling_sdm.py",
+    CHAT_TEMPLATE,
     INDEX,
     MANIFEST,
 )
@@ -42,6 +43,7 @@ def export_model(
     folder: Path,
     ranks: Ranks = ALONE,
     tensors: Callable[[], dict[str, Tensor]] | None = None,
+    chat_template: bool = False,
 ) -> Path:
     """Export a model as a folder that transformers loads. All ranks call it.
 
@@ -53,6 +55,7 @@ def export_model(
         folder: where to write.
         ranks: the processes that hold the model.
         tensors: returns the full tensors, or this rank's shards of them; None: those of the model.
+        chat_template: whether to add a simple chat template to a tokenizer without one.
 
     Returns:
         The folder.
@@ -67,6 +70,8 @@ def export_model(
     def complete() -> None:
         if tokenizer is not None:
             tokenizer.save(temporary)
+            if chat_template:
+                write_chat_template(temporary)
         write_manifest(temporary)
         stack.close()  # gives the folder its name
 

@@ -69,19 +69,20 @@ class SavedModel:
         logger.info("%s is not finished: the model is that of the checkpoint after step %d", self.path, step)
 
 
-def export_run(folder: Path, output: Path | None = None) -> Path:
+def export_run(folder: Path, output: Path | None = None, chat_template: bool = False) -> Path:
     """Export the model of the newest good checkpoint of a run, finished or not.
 
     Args:
         folder: the run's folder.
         output: where to write; None: `export` within the run's folder.
+        chat_template: whether to add a simple chat template to a tokenizer without one.
 
     Returns:
         The folder that was written.
     """
     run = Run(folder)
     model, tokenizer, _ = restore(run)
-    return export_model(model, tokenizer, output or run.export)
+    return export_model(model, tokenizer, output or run.export, chat_template=chat_template)
 
 
 def restore(run: Run) -> tuple[SDMForCausalLM, Tokenizer | None, int]:
