@@ -2,11 +2,14 @@
 
 SDM and GDN cost the same FLOPs per token as well; full attention costs 24% more at the length of the task. The models
 are small enough to learn recall in minutes, and they need help for it that the paper's do not: `DEVIATIONS` lists it.
+`rebinding` and `needle` train the same models on two more tasks of this project.
 """
 
 from __future__ import annotations
 
-from sdm.data.config import RecallConfig
+from dataclasses import replace
+
+from sdm.data.config import NeedleConfig, RebindingConfig, RecallConfig
 from sdm.models.model_config import ModelConfig
 from sdm.reproduce.recipes.parameters import GlobalLayer
 from sdm.run.config import (
@@ -73,3 +76,32 @@ def recall(
         guard=GuardConfig(spike=0),
         seed=seed,
     )
+
+
+def rebinding(
+    global_layer: GlobalLayer = "sdm",
+    *,
+    lr: float | None = None,
+    steps: int = 600,
+    seed: int = 0,
+    batch_size: int = 8,
+    num_pairs: int = 64,
+    num_bindings: int = 4,
+) -> TrainConfig:
+    """Recall of keys that are bound several times, the last value counts; minutes on a laptop."""
+    data = RebindingConfig(num_pairs=num_pairs, num_bindings=num_bindings, batch_size=batch_size, seed=seed)
+    return replace(recall(global_layer, lr=lr, steps=steps, seed=seed), data=data)
+
+
+def needle(
+    global_layer: GlobalLayer = "sdm",
+    *,
+    lr: float | None = None,
+    steps: int = 600,
+    seed: int = 0,
+    batch_size: int = 4,
+    sequence_length: int = 1024,
+) -> TrainConfig:
+    """A few pairs hidden in a long row of filler, asked for at its end; minutes on a laptop."""
+    data = NeedleConfig(sequence_length=sequence_length, batch_size=batch_size, seed=seed)
+    return replace(recall(global_layer, lr=lr, steps=steps, seed=seed), data=data)

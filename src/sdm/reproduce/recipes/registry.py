@@ -16,12 +16,10 @@ from sdm.data.mad import MADTask
 from sdm.models.ladder import LEVELS
 from sdm.reproduce.recipes.ladder import ladder
 from sdm.reproduce.recipes.long_context import long_context
-from sdm.reproduce.recipes.mad import mad
 from sdm.reproduce.recipes.mini import mini
-from sdm.reproduce.recipes.mqar import mqar
 from sdm.reproduce.recipes.plain_code import plain_code
-from sdm.reproduce.recipes.rebinding import needle, rebinding
-from sdm.reproduce.recipes.recall import recall
+from sdm.reproduce.recipes.published_tasks import mad, mqar
+from sdm.reproduce.recipes.recall import needle, rebinding, recall
 from sdm.reproduce.recipes.tiny import tiny_code, tiny_text
 from sdm.run.config import TrainConfig
 from sdm.run.errors import TrainingError
