@@ -5,6 +5,7 @@ A name is imported when it is first used: `sdm.ops` and the layers need torch al
 """
 
 import importlib
+import importlib.util
 import sys
 from typing import TYPE_CHECKING, Any
 
@@ -45,6 +46,12 @@ def __dir__() -> list[str]:
     return sorted(__all__)
 
 
-# A core that is missing is said now, not at a first call. To look for it this way does not import torch.
-if not any(finder.find_spec("sdm.native._core", [f"{__path__[0]}/native"]) for finder in sys.meta_path):
-    import sdm.native  # noqa: F401
+def _warn_without_core() -> None:
+    """Say now, not at a first call, that the compiled core is missing. Looking for it does not import torch."""
+    present = any(finder.find_spec("sdm.native._core", [f"{__path__[0]}/native"]) for finder in sys.meta_path)
+    # Without torch there is nothing to run on the core; what needs torch says so when it is used.
+    if not present and importlib.util.find_spec("torch") is not None:
+        importlib.import_module("sdm.native")
+
+
+_warn_without_core()

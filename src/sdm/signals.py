@@ -106,15 +106,28 @@ def _settle() -> None:
 
 @contextlib.contextmanager
 def _signals_raise() -> Iterator[None]:
-    """The first signal raises `Interrupted`; later ones are ignored, so that cleaning up is not interrupted."""
+    """The first signal raises `Interrupted`; later ones are ignored, so that cleaning up is not interrupted.
+
+    Code that is interrupted, such as a package amid its imports, may turn the exception into one of its own: whatever
+    arrives here after a signal is the interrupt.
+    """
+    received: list[Interrupted] = []
 
     def stop(number: int, frame: FrameType | None) -> None:
         for known in handled:
             signal.signal(known, signal.SIG_IGN)
-        raise Interrupted(number)
+        received.append(Interrupted(number))
+        raise received[0]
 
     with _handling(stop) as handled:
-        yield
+        try:
+            yield
+        except (Interrupted, Stopped, SystemExit):
+            raise
+        except BaseException as error:
+            if received:
+                raise received[0] from error
+            raise
 
 
 class PostponedSignals:

@@ -38,6 +38,25 @@ def test_amid_imports(tmp_path: Path, module: str) -> None:
         assert (printed, said) == ("", "stopped: SIGINT\n")
 
 
+TURNING = """
+try:
+    sleep()
+except BaseException as error:
+    raise ModuleNotFoundError("Could not import module 'AutoModel'", name="transformers") from error
+"""
+
+
+@pytest.mark.parametrize("module", ["tyro", "torch", "transformers"])
+def test_imports_that_turn_the_interrupt_into_an_error(tmp_path: Path, module: str) -> None:
+    """As the lazy imports of transformers do."""
+    mark = tmp_path / "begun"
+    (tmp_path / "modules").mkdir()
+    (tmp_path / "modules" / f"{module}.py").write_text(SLEEPING.format(mark=str(mark)) + TURNING)
+    (tmp_path / "config.json").write_text("{}")
+    printed, said = stop(["-m", "sdm", "info", str(tmp_path)], signal.SIGINT, mark.exists, path=tmp_path / "modules")
+    assert (printed, said) == ("", "stopped: SIGINT\n")
+
+
 GENERATING = """
 import sys
 from pathlib import Path

@@ -13,6 +13,7 @@ class Ladder(Command):
     """Print the paper's scaling ladder beside ours."""
 
     def run(self) -> None:
+        """Print the tables."""
         from sdm.analysis.model_tables import ladder_tables
 
         show(*ladder_tables())
