@@ -32,6 +32,7 @@ CONFIGS = [
     ("make", "changes", "field"),
     [
         (CorpusConfig, {"sources": ()}, "sources"),
+        (CorpusConfig, {"sources": ("code", "text", "code")}, "sources names 'code' more than once"),
         (CorpusConfig, {"weights": (1.0, 2.0)}, "weights"),
         (CorpusConfig, {"weights": (0.0,)}, r"weights\[0\]"),
         (CorpusConfig, {"weights": (float("nan"),)}, r"weights\[0\]"),

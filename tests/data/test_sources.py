@@ -66,7 +66,7 @@ def test_parquet(tmp_path: Path) -> None:
     parquet = pytest.importorskip("pyarrow.parquet")
     parquet.write_table(pyarrow.table({"content": ["one", "two"], "n": [1, 2]}), tmp_path / "a.parquet")
     assert texts(tmp_path / "a.parquet", text_key="content") == ["one", "two"]
-    with pytest.raises(DataError, match=r"no column 'text' but content, n; set text_key"):
+    with pytest.raises(DataError, match=r"no column 'text' but content, n; .*--data\.text-key"):
         texts(tmp_path / "a.parquet")
     (tmp_path / "b.parquet").write_bytes(b"not parquet")
     with pytest.raises(DataError, match=r"b\.parquet cannot be read"):
@@ -98,7 +98,7 @@ def test_hugging_face_dataset(monkeypatch: pytest.MonkeyPatch) -> None:
     [
         ("a.txt", b"ab\xffcd", r"a\.txt is not UTF-8.*position 2"),
         ("a.jsonl", b'{"text": "a"}\n{"text": ', "line 2 is not JSON"),
-        ("a.jsonl", b'{"body": "a", "id": 1}\n', "line 1 has no text under 'text' but .*body, id; set text_key"),
+        ("a.jsonl", b'{"body": "a", "id": 1}\n', "line 1 has no text under 'text' but .*body, id; .*--data.text-key"),
         ("a.jsonl", b'["a"]\n', "line 1 has no text under 'text' but list"),
         ("a.jsonl", b'{"text": "\xff"}\n', "not UTF-8"),
         ("a.jsonl", b'{"text": "\\ud800"}\n', "line 1 holds what is not text"),
@@ -176,3 +176,32 @@ def test_text_names_its_extra(monkeypatch: pytest.MonkeyPatch) -> None:
     empty.__spec__ = SimpleNamespace(submodule_search_locations=None)  # type: ignore[assignment]
     with pytest.raises(DataError, match=r"sparse-delta-memory\[text\]"):
         open_source("text")
+
+
+def test_csv_and_json_arrays(tmp_path: Path) -> None:
+    (tmp_path / "a.csv").write_text('id,text\n1,one\n2,"zwei, ""ü""\nnext line"\n', encoding="utf-8")
+    (tmp_path / "b.json").write_text(json.dumps(LINES), encoding="utf-8")
+    assert texts(tmp_path / "a.csv") == ["one", 'zwei, "ü"\nnext line']
+    assert texts(tmp_path / "b.json") == ["one", "zwei ü"]
+    assert [document.name for document in open_source(str(tmp_path)).documents()] == [
+        *("a.csv:1", "a.csv:2", "b.json:1", "b.json:2")
+    ]
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "message"),
+    [
+        ("a.csv", "id,body\n1,one\n", r"no column 'text'; it has id, body; .* --data\.text-key"),
+        ("a.csv", "", "no column 'text'; it has none"),
+        ("a.csv", 'text\n"one" two\n', r"a\.csv, after line 1, is not CSV"),
+        ("a.csv", "id,text\n1\n", r"a\.csv, row 1 has no text under 'text'"),
+        ("a.json", '{"text": "one"}', "must hold an array of objects, got dict"),
+        ("a.json", '[{"body": "one"}]', r"record 1 has no text under 'text' .* --data\.text-key"),
+        ("a.json", "[", r"a\.json is not JSON"),
+        ("a.tsv", "text\none", r"set --data\.suffixes"),
+    ],
+)
+def test_files_that_are_not_what_their_name_says(tmp_path: Path, name: str, content: str, message: str) -> None:
+    (tmp_path / name).write_text(content)
+    with pytest.raises(DataError, match=message):
+        texts(tmp_path / name)

@@ -113,7 +113,7 @@ def test_any_hugging_face_tokenizer(tmp_path: Path) -> None:
     assert (tokenizer.eos_id, tokenizer.vocab_size) == (3, 4)
     assert tokenizer.encode_batch(["a b c"])[0].tolist() == [0, 1, 2]
     tokenizer.save(tmp_path / "copy")
-    assert json.loads((tmp_path / "copy" / "tokenizer_config.json").read_text()) == config
+    assert json.loads((tmp_path / "copy" / "tokenizer_config.json").read_text()) == config | {"pad_token": "END"}
 
 
 def test_bad_tokenizers_are_named(tmp_path: Path) -> None:

@@ -55,12 +55,11 @@ def environment() -> list[tuple[str, str]]:
     import torch
 
     from sdm import ops
-    from sdm.native import core
     from sdm.ops.triton.availability import description
 
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
     load = f"; load {os.getloadavg()[0]:.1f}" if hasattr(os, "getloadavg") else ""
-    native = "not installed: CPUs run the slower backend chunked" if core is None else f"built, {core.isa_name()}"
+    native = "native" in ops.available_backends()
     rows = [
         ("sdm", f"{__version__} in {Path(__file__).parents[1]}"),
         ("python", f"{platform.python_version()} on {platform.platform()}"),
@@ -74,7 +73,7 @@ def environment() -> list[tuple[str, str]]:
         ("CPU", f"{cores} cores for this process, {torch.backends.cpu.get_cpu_capability()}{load}"),
         ("threads", f"{torch.get_num_threads()} (torch, and the compiled core)"),
         ("backends", ", ".join(ops.available_backends())),
-        ("compiled core", native),
+        ("compiled core", "installed" if native else "not installed: CPUs run the slower backend chunked"),
         ("GPU kernels", description()),
     ]
     return rows + [(name, os.environ[name]) for name in VARIABLES if name in os.environ]

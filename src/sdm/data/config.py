@@ -28,9 +28,10 @@ class CorpusConfig:
     weights: tuple[float, ...] = ()
     """Share of the rows that each source gets; empty: equal shares."""
     suffixes: tuple[str, ...] = ()
-    """Files to take from folders, such as .py; empty: .txt, .md, .jsonl (also .gz and .zst) and .parquet."""
+    """Files to take from folders, such as .py; empty: .txt, .md, .jsonl (also .gz and .zst), .json, .csv
+    and .parquet."""
     text_key: str = "text"
-    """Field or column of the text in .jsonl, .parquet and Hugging Face datasets."""
+    """Field or column of the text in .jsonl, .json, .csv, .parquet and Hugging Face datasets."""
     tokenizer: str = "byte"
     """"byte", "bpe:SIZE" (trained on the training documents), or the path of a tokenizer.json or its folder."""
     valid_fraction: float = 0.05
@@ -61,6 +62,9 @@ class CorpusConfig:
     def __post_init__(self) -> None:
         if not self.sources:
             raise DataError("sources must name at least one source")
+        for source in self.sources:
+            if self.sources.count(source) > 1:
+                raise DataError(f"sources names {source!r} more than once; give it a larger share with weights instead")
         if self.weights and len(self.weights) != len(self.sources):
             raise DataError(f"weights must be one per source: {len(self.sources)} expected, got {len(self.weights)}")
         for i, weight in enumerate(self.weights):

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import contextlib
+import csv
 import gzip
 import importlib.util
+import io
 import itertools
 import os
 import sysconfig
@@ -17,8 +19,9 @@ from typing import Any, BinaryIO, Protocol
 from sdm.data.errors import DataError, require
 from sdm.files import open_regular, parse_json
 
-FORMATS = (".jsonl", ".jsonl.gz", ".jsonl.zst", ".parquet")
+FORMATS = (".jsonl", ".jsonl.gz", ".jsonl.zst", ".json", ".csv", ".parquet")
 DEFAULT_SUFFIXES = (".txt", ".md", *FORMATS)
+SET_TEXT_KEY = "name the right one with --data.text-key (text_key)"
 HUGGING_FACE = "hf:"
 READ_BYTES = 2**16  # at a time
 COMPRESSED_BYTES = 2**11  # at a time: zstandard expands what it is given at once, up to 32768 times
@@ -62,7 +65,7 @@ def open_source(spec: str, suffixes: tuple[str, ...] = (), text_key: str = "text
         spec: "code", "text", "hf:NAME" or "hf:NAME:CONFIGURATION", a file, or a folder ("./code" is a folder).
         suffixes: the files to take from a folder; those with a format of their own are read so, others as plain text.
             Empty takes `DEFAULT_SUFFIXES`.
-        text_key: the field or column that holds the text in .jsonl, .parquet and Hugging Face datasets.
+        text_key: the field or column that holds the text in .jsonl, .json, .csv, .parquet and Hugging Face datasets.
     """
     if spec == "code":
         return standard_library()
@@ -110,7 +113,10 @@ class FileSource:
                 raise DataError(f"source {name!r}: the folder {root} has no files that end in {', '.join(suffixes)}")
         elif root.is_file():
             if not root.name.endswith(suffixes):
-                raise DataError(f"source {name!r}: expected a file that ends in {', '.join(suffixes)}; set suffixes")
+                raise DataError(
+                    f"source {name!r}: expected a file that ends in {', '.join(suffixes)}; "
+                    "set --data.suffixes (suffixes) to read it as plain text"
+                )
             self.root, self.files = root.parent, [Path(root.name)]
         else:
             raise DataError(f"source {name!r}: there is no file or folder {root}")
@@ -153,7 +159,14 @@ class FileSource:
         if name.endswith((".jsonl", ".jsonl.gz", ".jsonl.zst")):
             for number, line in enumerate(read_lines(path), 1):
                 if line.strip():
-                    yield Document(f"{name}:{number}", self._parse(line, f"{path}, line {number}"))
+                    yield Document(
+                        f"{name}:{number}",
+                        self._text_of(self._parse_json(line, f"{path}, line {number}"), f"{path}, line {number}"),
+                    )
+        elif name.endswith(".json"):
+            yield from self._read_json_array(path, name)
+        elif name.endswith(".csv"):
+            yield from self._read_csv(path, name)
         elif name.endswith(".parquet"):
             yield from self._read_parquet(path, name)
         else:
@@ -161,19 +174,51 @@ class FileSource:
                 text = stream.read().decode("utf-8")
             yield Document(name, text)
 
-    def _parse(self, line: bytes, where: str) -> str:
+    def _read_json_array(self, path: Path, name: str) -> Iterator[Document]:
+        with open_regular(path) as stream:
+            records = self._parse_json(stream.read(), str(path))
+        if not isinstance(records, list):
+            raise DataError(
+                f"source {self.name!r}: {path} must hold an array of objects, got {type(records).__name__}; "
+                "an object a line is a .jsonl file"
+            )
+        for number, record in enumerate(records, 1):
+            yield Document(f"{name}:{number}", self._text_of(record, f"{path}, record {number}"))
+
+    def _read_csv(self, path: Path, name: str) -> Iterator[Document]:
+        """Rows of a file with a header, of which one column is the text."""
+        csv.field_size_limit(LONGEST_LINE)
+        with open_regular(path) as stream, io.TextIOWrapper(stream, "utf-8-sig", newline="") as text:
+            rows = csv.DictReader(text, strict=True)
+            try:
+                if self.text_key not in (rows.fieldnames or ()):
+                    columns = ", ".join(rows.fieldnames or ()) or "none"
+                    raise DataError(
+                        f"source {self.name!r}: {path} has no column {self.text_key!r}; it has {columns}; "
+                        f"{SET_TEXT_KEY}"
+                    )
+                for number, row in enumerate(rows, 1):
+                    yield Document(f"{name}:{number}", self._text_of(row, f"{path}, row {number}"))
+            except csv.Error as error:
+                raise DataError(
+                    f"source {self.name!r}: {path}, after line {rows.line_num}, is not CSV: {error}"
+                ) from error
+
+    def _parse_json(self, content: bytes, where: str) -> Any:
         try:
-            record = parse_json(line)
+            return parse_json(content)
         except UnicodeDecodeError:
             raise
         except ValueError as error:
             raise DataError(f"source {self.name!r}: {where} is not JSON: {error}") from error
+
+    def _text_of(self, record: Any, where: str) -> str:
         if not isinstance(record, dict) or not isinstance(record.get(self.text_key), str):
             has = (
                 f"an object with the fields {', '.join(record)}" if isinstance(record, dict) else type(record).__name__
             )
             raise DataError(
-                f"source {self.name!r}: {where} has no text under {self.text_key!r} but {has}; set text_key"
+                f"source {self.name!r}: {where} has no text under {self.text_key!r} but {has}; {SET_TEXT_KEY}"
             )
         text = record[self.text_key]
         if not text.isascii():
@@ -191,7 +236,8 @@ class FileSource:
             names = file.schema_arrow.names
             if self.text_key not in names:
                 raise DataError(
-                    f"source {self.name!r}: {path} has no column {self.text_key!r} but {', '.join(names)}; set text_key"
+                    f"source {self.name!r}: {path} has no column {self.text_key!r} but {', '.join(names)}; "
+                    f"{SET_TEXT_KEY}"
                 )
             rows = (text for batch in file.iter_batches(64, columns=[self.text_key]) for text in batch.column(0))
             expansion = _Expansion(path.stat().st_size)
@@ -223,7 +269,7 @@ class HuggingFaceSource:
             raise DataError(f"source {spec!r} cannot be loaded: {error}") from error
         if text_key not in self._dataset.column_names:
             columns = ", ".join(self._dataset.column_names)
-            raise DataError(f"source {spec!r} has no column {text_key!r} but {columns}; set text_key")
+            raise DataError(f"source {spec!r} has no column {text_key!r} but {columns}; {SET_TEXT_KEY}")
 
     def documents(self) -> Iterator[Document]:
         for number, record in enumerate(self._dataset):

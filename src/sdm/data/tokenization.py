@@ -81,13 +81,16 @@ class HFTokenizer:
         self._tokenizer.no_truncation()
         self._tokenizer.no_padding()
         self._words = WordCache(tokenizer) if WordCache.serves(tokenizer) else None
-        self._config = config or {
+        self._config = {**(config or {})} or {
             "tokenizer_class": "PreTrainedTokenizerFast",
             "bos_token": eos_token,
             "eos_token": eos_token,
+            "pad_token": eos_token,
             "clean_up_tokenization_spaces": False,
             "model_max_length": 10**18,
         }
+        if self._config.get("pad_token") is None:  # collators and batched generation need one
+            self._config["pad_token"] = eos_token
 
     @cached_property
     def vocab_size(self) -> int:
