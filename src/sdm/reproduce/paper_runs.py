@@ -43,6 +43,7 @@ class PaperRun:
 
     @property
     def is_long(self) -> bool:
+        """Whether the run is a long-context fine-tuning, which starts from another run."""
         return self.purpose == "long context"
 
 
