@@ -19,7 +19,7 @@ from sdm.evaluation.recall import Recall
 from sdm.evaluation.ruler.measurement import Ruler
 from sdm.evaluation.ruler.tasks import SIX
 from sdm.evaluation.speed import Speed
-from sdm.reproduce.quick import GDN_RATES, KEY_DIMS, RULER, TRAINED_PAIRS, WORDS, layout, recall_config
+from sdm.reproduce.quick import GDN_RATES, KEY_DIMS, RECALL_TASK, RULER, TRAINED_PAIRS, WORDS, layout, recall_config
 from sdm.reproduce.quick import SLOTS as RECALL_SLOTS
 from sdm.reproduce.recipes import recall as recall_recipe
 from sdm.reproduce.recipes.mini import DEVIATIONS, PLAIN, RATES, WIDTHS, Architecture, mini
@@ -271,10 +271,9 @@ def mini_study() -> Study:
             Section(
                 "recall",
                 "Recall and the size of the state",
-                "A larger state at the same parameters and FLOPs per token improves recall. The paper compares RULER; "
-                "this task has key-value pairs, and states up to 16 times larger than GDN's largest.",
+                "A larger state at the same parameters and FLOPs per token improves long-context recall.",
                 RULER,
-                (WRITE_RULE, *recall_recipe.DEVIATIONS),
+                (WRITE_RULE, RECALL_TASK, *recall_recipe.DEVIATIONS),
             ),
             forms,
             TRAINED_PAIRS,
