@@ -7,7 +7,6 @@ import torch
 
 from helpers import assert_close, assert_identical
 from sdm.layers import FullAttention, GatedDeltaNet, MemoryTable, ShiftedKeys, SparseDeltaMemory
-from sdm.layers.state import current_names
 
 SIZE = 16
 
@@ -68,13 +67,3 @@ def test_a_memory_may_be_a_plain_tensor() -> None:
     y = layer.step_(x[:, 0], table)
     assert_close([y], [layer(x[:, :1], state=state)[:, 0]], 1e-6)
     assert not torch.equal(table, state.memory)
-
-
-def test_older_names_are_understood() -> None:
-    plain, shifted = sparse().start_state(0), ShiftedKeys(sparse()).start_state(0)
-    recurrent = ShiftedKeys(GatedDeltaNet(SIZE, 2)).start_state(0)
-    assert current_names({"state": 1}, plain) == {"memory": 1}
-    assert current_names({"memory": 1, "tail": 2, "previous": 3}, shifted) == {"inner.memory": 1, "previous": 3}
-    older = {"memory": 1, "tail": 2, "previous": 3}
-    assert current_names(older, recurrent) == {"inner.memory": 1, "inner.tail": 2, "previous": 3}
-    assert current_names({"inner.memory": 1, "previous": 2}, shifted) == {"inner.memory": 1, "previous": 2}

@@ -166,13 +166,6 @@ class TestBadInput:
         with pytest.raises(ValueError, match="past_key_values holds 2 rows, but the input has 3"):
             model(tokens(3, 1), past_key_values=cache)
 
-    @torch.no_grad()
-    def test_forgetting(self) -> None:
-        model = tiny_model()
-        cache = model(tokens(2, 4), use_cache=True).past_key_values
-        with pytest.raises(NotImplementedError, match="MemoryState"):
-            cache.crop(-1)
-
 
 def test_use_cache_follows_the_configuration() -> None:
     model = tiny_model()

@@ -159,17 +159,6 @@ class TestUnknownFields:
 
 
 class TestGeneration:
-    @pytest.mark.parametrize("options", [{"prompt_lookup_num_tokens": 2}, {"assistant_model": None}], ids=str)
-    def test_assisted_decoding_is_refused_at_once(self, options: dict[str, Any]) -> None:
-        model, ids = tiny_model(), tokens(1, 4)
-        calls: list[Any] = []
-        model.register_forward_pre_hook(lambda *args: calls.append(args))
-        if "assistant_model" in options:
-            options = {"assistant_model": tiny_model()}
-        with pytest.raises(ValueError, match="assisted generation is not supported with stateful models"):
-            model.generate(ids, max_new_tokens=4, do_sample=False, **options)
-        assert not calls
-
     @torch.no_grad()
     def test_a_cache_says_whether_it_has_begun(self) -> None:
         model = tiny_model("mixed")

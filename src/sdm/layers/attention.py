@@ -18,7 +18,7 @@ from sdm.errors import check_size
 from sdm.layers.interface import check_input
 from sdm.layers.rope import Rope, rotate, rotation
 from sdm.layers.sizes import default_heads
-from sdm.layers.state import LayerState, check_state
+from sdm.layers.state import LayerState, Record, Undo, check_state
 from sdm.layers.streams import Streams, documents_of, streams_of
 
 
@@ -29,6 +29,71 @@ class KeyValueState(LayerState):
     key: Tensor  # [S,G,C,D]
     value: Tensor  # [S,G,C,D]
     length: Tensor  # [S] tokens seen so far, which is the position of the next one
+
+    def _undo_type(self) -> type[Undo]:
+        return RingUndo
+
+    def undo(self, key_STGD: Tensor, value_STGD: Tensor, valid_ST: Tensor) -> Undo:
+        """Record the places of a ring that new keys and values are about to take."""
+        window = self.key.shape[2]
+        place = _ring_places(self.length, min(key_STGD.shape[1], window), window)[:, None, :, None]
+        old_key, old_value = (x.gather(2, place.expand(-1, x.shape[1], -1, x.shape[3])) for x in (self.key, self.value))
+        return RingUndo(old_key, old_value, self.length.clone(), key_STGD, value_STGD, valid_ST)
+
+
+@dataclasses.dataclass
+class LengthUndo(Undo):
+    """The number of tokens before. Keys and values behind it are never looked at, and overwritten by later ones."""
+
+    length: Tensor  # [S]
+    valid: Tensor  # [S,T] which of the tokens are not padding
+
+    over_time = ("valid",)
+
+    def restore_(self, state: KeyValueState) -> None:
+        """Set the number of tokens back."""
+        state.length = self.length
+
+    def replay_(self, state: KeyValueState) -> None:
+        """Count the tokens again."""
+        state.length = self.length + self.valid.sum(1)
+
+
+@dataclasses.dataclass
+class RingUndo(Undo):
+    """The keys and values that left a ring for the tokens, and those of the tokens themselves."""
+
+    old_key: Tensor  # [S,G,P,D], of the first P = min(T, W) places that the tokens took
+    old_value: Tensor  # [S,G,P,D]
+    length: Tensor  # [S] tokens before
+    key: Tensor  # [S,T,G,D]
+    value: Tensor  # [S,T,G,D]
+    valid: Tensor  # [S,T] which of the tokens are not padding
+
+    over_time = ("key", "value", "valid")
+
+    def restore_(self, state: KeyValueState) -> None:
+        """Put the old keys and values back. Where a stream had padding, its untouched places get what they have."""
+        window, count = state.key.shape[2], self.old_key.shape[2]
+        place = _ring_places(self.length, count, window)[:, None, :, None].expand_as(self.old_key)
+        state.key.scatter_(2, place, self.old_key)
+        state.value.scatter_(2, place, self.old_value)
+        state.length = self.length
+
+    def replay_(self, state: KeyValueState) -> None:
+        """Put the keys and values of the tokens, none of them padding, into the ring."""
+        window, time = state.key.shape[2], self.key.shape[1]
+        last = min(time, window)
+        place = _ring_places(self.length + (time - last), last, window)[:, None, :, None]
+        for ring, new in ((state.key, self.key), (state.value, self.value)):
+            new = new[:, time - last :].transpose(1, 2).to(ring.dtype)
+            ring.scatter_(2, place.expand_as(new), new)
+        state.length = self.length + time
+
+
+def _ring_places(first: Tensor, count: int, window: int) -> Tensor:
+    """The places [S,count] of the positions from `first` [S] on."""
+    return (first.unsqueeze(-1) + torch.arange(count, device=first.device)) % window
 
 
 class GatedAttention(nn.Module, abc.ABC):
@@ -81,11 +146,37 @@ class GatedAttention(nn.Module, abc.ABC):
         return (y, after) if after is not None else y
 
     @torch.no_grad()
-    def step_(self, x: Tensor, state: KeyValueState) -> Tensor:
+    def extend_(
+        self, x: Tensor, state: KeyValueState, attention_mask: Tensor | None = None, record: Record | None = None
+    ) -> Tensor:
+        """Mix a stretch of tokens in place, as every `sdm.layers.interface.SequenceLayer` does."""
+        check_input(x, self.hidden_size)
+        streams = streams_of(x, attention_mask, None)
+        self._check_state(state, streams.count, x.device)
+        aligned = streams.align(x)
+        position = streams.places(x.shape[1], x.device) + state.length.unsqueeze(-1)
+        query, key, value = self._project(aligned, position)
+        if record is not None:
+            valid = streams.valid(x.shape[1])
+            record(state.undo(key, value, _all_valid(x) if valid is None else valid))
+        mixed, after = self._attend(query, key, value, position, state, streams, True)
+        assert after is not None
+        state.assign_(after)
+        return streams.restore(self._output(aligned, mixed))
+
+    @torch.no_grad()
+    def replay_(self, state: KeyValueState, undo: LengthUndo | RingUndo) -> None:
+        """Put the keys and values of an undo record back."""
+        undo.replay_(state)
+
+    @torch.no_grad()
+    def step_(self, x: Tensor, state: KeyValueState, record: Record | None = None) -> Tensor:
         """Decode one token: x [B,hidden_size] gives y of the same shape; `state` changes in place."""
         check_input(x, self.hidden_size, "[B,hidden_size]")
         self._check_state(state, x.shape[0], x.device)
         query, key, value = self._project(x, state.length)
+        if record is not None:
+            record(state.undo(key.unsqueeze(1), value.unsqueeze(1), _all_valid(x.unsqueeze(1))))
         mixed = self._attend_step_(query, key, value, state)
         state.length += 1
         return self._output(x, mixed)
@@ -152,6 +243,10 @@ class GatedAttention(nn.Module, abc.ABC):
 
     def _output(self, x: Tensor, mixed: Tensor) -> Tensor:
         return self.out_proj(mixed.flatten(-2) * torch.sigmoid(self.gate_proj(x)))
+
+
+def _all_valid(x_BTC: Tensor) -> Tensor:
+    return torch.ones(x_BTC.shape[:2], dtype=torch.bool, device=x_BTC.device)
 
 
 def write_(state: KeyValueState, key_SGD: Tensor, value_SGD: Tensor, place: Tensor) -> None:

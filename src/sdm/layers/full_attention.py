@@ -12,9 +12,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from sdm.layers.attention import GatedAttention, KeyValueState, write_
+from sdm.layers.attention import GatedAttention, KeyValueState, LengthUndo, write_
 from sdm.layers.rope import Rope
 from sdm.layers.sizes import default_heads, default_kv_heads
+from sdm.layers.state import Undo
 from sdm.layers.streams import Streams
 
 QUERY_BLOCK = 256
@@ -24,6 +25,13 @@ MIN_CAPACITY = 64
 @dataclasses.dataclass
 class GrowingKeyValues(KeyValueState):
     """Buffers in which the key at position p lies in place p, with room for tokens to come."""
+
+    def _undo_type(self) -> type[Undo]:
+        return LengthUndo
+
+    def undo(self, key_STGD: Tensor, value_STGD: Tensor, valid_ST: Tensor) -> Undo:
+        """Record the number of tokens: keys and values are cropped."""
+        return LengthUndo(self.length.clone(), valid_ST)
 
     def trimmed(self) -> GrowingKeyValues:
         """Drop the room that is kept for tokens to come."""

@@ -12,11 +12,11 @@ from torch import Tensor, nn
 from sdm.errors import check_one_of, check_size
 from sdm.layers.gates import Float32Linear, decay_gate, reset_decay
 from sdm.layers.interface import check_input
-from sdm.layers.recurrent_state import RecurrentState, start_memory
+from sdm.layers.recurrent_state import RecurrentState, RecurrentUndo, start_memory
 from sdm.layers.short_convolution import ShortConvolution
 from sdm.layers.sizes import default_heads
-from sdm.layers.state import check_state
-from sdm.layers.streams import streams_of
+from sdm.layers.state import Record, check_state
+from sdm.layers.streams import Streams, streams_of
 from sdm.ops.backends import check_backend
 from sdm.ops.gated_delta_rule import gated_delta_rule, gated_delta_step_
 from sdm.ops.state_space import state_space, state_space_step_
@@ -120,36 +120,81 @@ class GatedDeltaNet(nn.Module):
         if state is not None:
             self._check_state(state, streams.count, x.device)
         aligned = streams.align(x)
-        projected, tail = self._project(aligned, None if key_input is None else streams.align(key_input)), None
+        projected = self._project(aligned, None if key_input is None else streams.align(key_input))
+        gates = self._gates(aligned, streams.valid(x.shape[1]))
+        readings, after = self._recur(projected, gates, state, streams, return_state, cu_seqlens)
+        y = streams.restore(self._output(aligned, readings))
+        return y if after is None else (y, after)
+
+    @torch.no_grad()
+    def step_(
+        self, x: Tensor, state: RecurrentState, record: Record | None = None, key_input: Tensor | None = None
+    ) -> Tensor:
+        """Decode one token: x [B,hidden_size] gives y of the same shape; `state` changes in place."""
+        check_input(x, self.hidden_size, "[B,hidden_size]")
+        self._check_state(state, x.shape[0], x.device)
+        projected, gates = self._project(x, key_input), self._gates(x, None)
+        if record is not None:
+            record(state.undo(projected.unsqueeze(1), *(gate.unsqueeze(1) for gate in gates)))
+        if self.conv is not None:
+            projected = self.conv.step_(projected, state.tail)
+        step_ = gated_delta_step_ if self.correction else state_space_step_
+        return self._output(x, step_(state.memory, *self._heads(projected), *gates, backend=self.backend))
+
+    @torch.no_grad()
+    def extend_(
+        self,
+        x: Tensor,
+        state: RecurrentState,
+        attention_mask: Tensor | None = None,
+        record: Record | None = None,
+        key_input: Tensor | None = None,
+    ) -> Tensor:
+        """Mix a stretch of tokens in place, as every `sdm.layers.interface.SequenceLayer` does."""
+        check_input(x, self.hidden_size)
+        streams = streams_of(x, attention_mask, None)
+        self._check_state(state, streams.count, x.device)
+        aligned = streams.align(x)
+        projected = self._project(aligned, None if key_input is None else streams.align(key_input))
+        gates = self._gates(aligned, streams.valid(x.shape[1]))
+        if record is not None:
+            record(state.undo(projected, *gates))
+        readings, after = self._recur(projected, gates, state, streams, True, None)
+        assert after is not None
+        state.assign_(after)
+        return streams.restore(self._output(aligned, readings))
+
+    @torch.no_grad()
+    def replay_(self, state: RecurrentState, undo: RecurrentUndo) -> None:
+        """Run the tokens of an undo record again."""
+        gates = undo.beta, undo.log_decay
+        after = self._recur(undo.projected, gates, state, Streams(len(undo.beta)), True, None)[1]
+        assert after is not None
+        state.assign_(after)
+
+    def _recur(
+        self,
+        projected: Tensor,
+        gates: tuple[Tensor, Tensor],
+        state: RecurrentState | None,
+        streams: Streams,
+        return_state: bool,
+        cu_seqlens: Tensor | None,
+    ) -> tuple[Tensor, RecurrentState | None]:
+        """Readings [B,T,H,D] and the state after the last token, from what is projected."""
+        tail = projected.new_zeros(streams.count, 0, 0)
         if self.conv is not None:
             projected, tail = self.conv(projected, state.tail if state is not None else None, streams)
-        beta, log_decay = self._gates(aligned, streams.valid(x.shape[1]))
         rule = gated_delta_rule if self.correction else state_space
         readings, memory = rule(
             *self._heads(projected),
-            beta,
-            log_decay,
+            *gates,
             initial_state=self.initial_state if state is None else state.memory,
             output_final_state=return_state,
             cu_seqlens=cu_seqlens,
             backend=self.backend,
         )
-        y = streams.restore(self._output(aligned, readings))
-        if memory is None:
-            return y
-        return y, RecurrentState(memory, projected.new_zeros(streams.count, 0, 0) if tail is None else tail)
-
-    @torch.no_grad()
-    def step_(self, x: Tensor, state: RecurrentState, key_input: Tensor | None = None) -> Tensor:
-        """Decode one token: x [B,hidden_size] gives y of the same shape; `state` changes in place."""
-        check_input(x, self.hidden_size, "[B,hidden_size]")
-        self._check_state(state, x.shape[0], x.device)
-        projected = self._project(x, key_input)
-        if self.conv is not None:
-            projected = self.conv.step_(projected, state.tail)
-        step_ = gated_delta_step_ if self.correction else state_space_step_
-        readings = step_(state.memory, *self._heads(projected), *self._gates(x, None), backend=self.backend)
-        return self._output(x, readings)
+        return readings, None if memory is None else RecurrentState(memory, tail)
 
     def start_state(self, batch_size: int, learn: bool = False) -> RecurrentState:
         """The state of streams without tokens, as every `sdm.layers.interface.SequenceLayer` has it."""

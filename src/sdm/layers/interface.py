@@ -11,7 +11,7 @@ from typing import Any, Protocol
 
 from torch import Tensor
 
-from sdm.layers.state import LayerState
+from sdm.layers.state import LayerState, Record
 
 
 class SequenceLayer(Protocol):
@@ -39,8 +39,23 @@ class SequenceLayer(Protocol):
             cu_seqlens: [documents + 1] offsets of documents packed into one row (B = 1). Each is a stream of its own.
         """
 
-    def step_(self, x: Tensor, state: Any) -> Tensor:
-        """Decode one token: x [B,hidden_size] gives y of the same shape. The state changes in place; no gradients."""
+    def step_(self, x: Tensor, state: Any, record: Record | None = None) -> Tensor:
+        """Decode one token: x [B,hidden_size] gives y of the same shape. The state changes in place; no gradients.
+
+        `record` is given the `Undo` that takes the token back.
+        """
+
+    def extend_(
+        self, x: Tensor, state: Any, attention_mask: Tensor | None = None, record: Record | None = None
+    ) -> Tensor:
+        """Mix a stretch of tokens x [B,T,hidden_size] behind `state`, which changes in place; no gradients.
+
+        For prefill in pieces and for verifying drafted tokens: large tables are not copied. `record` is given the
+        `Undo` that takes the tokens back.
+        """
+
+    def replay_(self, state: Any, undo: Any) -> None:
+        """Put the tokens of an undo record back into the state that it was made of, without projecting them again."""
 
     def start_state(self, batch_size: int, learn: bool = False) -> LayerState:
         """The state of streams without tokens, free to be changed in place.

@@ -12,11 +12,11 @@ from torch import Tensor, nn
 from sdm.errors import check_size
 from sdm.layers.gates import Float32Linear, decay_gate, reset_decay
 from sdm.layers.interface import check_input
-from sdm.layers.recurrent_state import RecurrentState, start_memory
+from sdm.layers.recurrent_state import RecurrentState, RecurrentUndo, start_memory
 from sdm.layers.short_convolution import ShortConvolution
 from sdm.layers.sizes import default_heads
-from sdm.layers.state import check_state
-from sdm.layers.streams import streams_of
+from sdm.layers.state import Record, check_state
+from sdm.layers.streams import Streams, streams_of
 from sdm.ops.backends import check_backend
 from sdm.ops.state_space import state_space, state_space_step_
 
@@ -94,29 +94,71 @@ class Mamba2(nn.Module):
         if state is not None:
             self._check_state(state, streams.count, x.device)
         aligned = streams.align(x)
-        mixed, tail = self.conv(self._project(aligned), state.tail if state is not None else None, streams)
+        gates = self._gates(aligned, streams.valid(x.shape[1]))
+        readings, value, after = self._recur(self._project(aligned), gates, state, streams, return_state, cu_seqlens)
+        y = streams.restore(self._output(aligned, readings, value))
+        return y if after is None else (y, after)
+
+    @torch.no_grad()
+    def step_(self, x: Tensor, state: RecurrentState, record: Record | None = None) -> Tensor:
+        """Decode one token: x [B,hidden_size] gives y of the same shape; `state` changes in place."""
+        check_input(x, self.hidden_size, "[B,hidden_size]")
+        self._check_state(state, x.shape[0], x.device)
+        projected, gates = self._project(x), self._gates(x, None)
+        if record is not None:
+            record(state.undo(projected.unsqueeze(1), *(gate.unsqueeze(1) for gate in gates)))
+        query, key, value = self._heads(self.conv.step_(projected, state.tail))
+        readings = state_space_step_(state.memory, query, key, value, *gates, backend=self.backend)
+        return self._output(x, readings, value)
+
+    @torch.no_grad()
+    def extend_(
+        self, x: Tensor, state: RecurrentState, attention_mask: Tensor | None = None, record: Record | None = None
+    ) -> Tensor:
+        """Mix a stretch of tokens in place, as every `sdm.layers.interface.SequenceLayer` does."""
+        check_input(x, self.hidden_size)
+        streams = streams_of(x, attention_mask, None)
+        self._check_state(state, streams.count, x.device)
+        aligned = streams.align(x)
+        projected, gates = self._project(aligned), self._gates(aligned, streams.valid(x.shape[1]))
+        if record is not None:
+            record(state.undo(projected, *gates))
+        readings, value, after = self._recur(projected, gates, state, streams, True, None)
+        assert after is not None
+        state.assign_(after)
+        return streams.restore(self._output(aligned, readings, value))
+
+    @torch.no_grad()
+    def replay_(self, state: RecurrentState, undo: RecurrentUndo) -> None:
+        """Run the tokens of an undo record again."""
+        gates = undo.beta, undo.log_decay
+        after = self._recur(undo.projected, gates, state, Streams(len(undo.beta)), True, None)[2]
+        assert after is not None
+        state.assign_(after)
+
+    def _recur(
+        self,
+        projected: Tensor,
+        gates: tuple[Tensor, Tensor],
+        state: RecurrentState | None,
+        streams: Streams,
+        return_state: bool,
+        cu_seqlens: Tensor | None,
+    ) -> tuple[Tensor, Tensor, RecurrentState | None]:
+        """Readings and values [B,T,H,D] and the state after the last token, from what is projected."""
+        mixed, tail = self.conv(projected, state.tail if state is not None else None, streams)
         query, key, value = self._heads(mixed)
         readings, memory = state_space(
             query,
             key,
             value,
-            *self._gates(aligned, streams.valid(x.shape[1])),
+            *gates,
             initial_state=state.memory if state is not None else None,
             output_final_state=return_state,
             cu_seqlens=cu_seqlens,
             backend=self.backend,
         )
-        y = streams.restore(self._output(aligned, readings, value))
-        return (y, RecurrentState(memory, tail)) if memory is not None else y
-
-    @torch.no_grad()
-    def step_(self, x: Tensor, state: RecurrentState) -> Tensor:
-        """Decode one token: x [B,hidden_size] gives y of the same shape; `state` changes in place."""
-        check_input(x, self.hidden_size, "[B,hidden_size]")
-        self._check_state(state, x.shape[0], x.device)
-        query, key, value = self._heads(self.conv.step_(self._project(x), state.tail))
-        readings = state_space_step_(state.memory, query, key, value, *self._gates(x, None), backend=self.backend)
-        return self._output(x, readings, value)
+        return readings, value, None if memory is None else RecurrentState(memory, tail)
 
     def start_state(self, batch_size: int, learn: bool = False) -> RecurrentState:
         """The state of streams without tokens, as every `sdm.layers.interface.SequenceLayer` has it."""

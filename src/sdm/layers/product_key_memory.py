@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from sdm.errors import check_size
 from sdm.layers.interface import check_input
 from sdm.layers.sizes import check_slots, default_slots
-from sdm.layers.state import LayerState, check_state
+from sdm.layers.state import LayerState, Record, Snapshot, Undo, check_state
 from sdm.layers.streams import streams_of
 from sdm.ops import product_key_topk
 from sdm.ops.backends import check_backend
@@ -26,6 +26,10 @@ class NoState(LayerState):
     """Nothing is remembered; only how many streams there are."""
 
     nothing: Tensor  # [S,0]
+
+    def undo(self) -> Snapshot:
+        """Record nothing."""
+        return Snapshot(self)
 
 
 class ProductKeyMemory(nn.Module):
@@ -92,11 +96,25 @@ class ProductKeyMemory(nn.Module):
         return (y, self.start_state(streams.count)) if return_state else y
 
     @torch.no_grad()
-    def step_(self, x: Tensor, state: NoState) -> Tensor:
+    def step_(self, x: Tensor, state: NoState, record: Record | None = None) -> Tensor:
         """Decode one token: x [B,hidden_size] gives y of the same shape."""
         check_input(x, self.hidden_size, "[B,hidden_size]")
         check_state(state, NoState, len(x), x.device, nothing=(0,))
+        if record is not None:
+            record(state.undo())
         return self._read(x)
+
+    @torch.no_grad()
+    def extend_(
+        self, x: Tensor, state: NoState, attention_mask: Tensor | None = None, record: Record | None = None
+    ) -> Tensor:
+        """Mix a stretch of tokens, as every `sdm.layers.interface.SequenceLayer` does."""
+        if record is not None:
+            record(state.undo())
+        return self(x, state, attention_mask=attention_mask)
+
+    def replay_(self, state: NoState, undo: Undo) -> None:
+        """Do nothing: there is no state."""
 
     def start_state(self, batch_size: int, learn: bool = False) -> NoState:
         """The state of streams without tokens, as every `sdm.layers.interface.SequenceLayer` has it."""

@@ -10,7 +10,7 @@ import dataclasses
 import torch
 from torch import Tensor, nn
 
-from sdm.layers.state import LayerState
+from sdm.layers.state import LayerState, Undo
 
 
 @dataclasses.dataclass
@@ -19,6 +19,30 @@ class RecurrentState(LayerState):
 
     memory: Tensor  # [S,H,K,D], at least float32
     tail: Tensor  # [S, taps - 1, channels] the last inputs of the convolution; no places without one
+
+    def _undo_type(self) -> type[Undo]:
+        return RecurrentUndo
+
+    def undo(self, projected: Tensor, beta: Tensor, log_decay: Tensor) -> RecurrentUndo:
+        """Record the memory and the tail as they are, and the inputs of the convolution and of the rule."""
+        return RecurrentUndo(self.memory.clone(), self.tail.clone(), projected, beta, log_decay)
+
+
+@dataclasses.dataclass
+class RecurrentUndo(Undo):
+    """A copy of the state before the tokens, and what it takes to run them again without their projections."""
+
+    memory: Tensor  # [S,H,K,D]
+    tail: Tensor  # [S, taps - 1, channels]
+    projected: Tensor  # [S,T,channels] queries, keys and values before the convolution
+    beta: Tensor  # [S,T,H]
+    log_decay: Tensor  # [S,T,H]
+
+    over_time = ("projected", "beta", "log_decay")
+
+    def restore_(self, state: RecurrentState) -> None:
+        """Set the state to the copy."""
+        state.memory, state.tail = self.memory, self.tail
 
 
 def start_memory(initial_state: nn.Parameter | None, shape: tuple[int, ...], like: Tensor, learn: bool) -> Tensor:

@@ -6,6 +6,7 @@ Shapes: B batch, T time, S streams (batch rows or documents), C channels, K taps
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Mapping
 
 import torch
 from torch import Tensor, nn
@@ -14,7 +15,7 @@ from sdm.layers.gated_delta_net import GatedDeltaNet
 from sdm.layers.interface import check_input
 from sdm.layers.short_convolution import ShortConvolution
 from sdm.layers.sparse_delta_memory import SparseDeltaMemory
-from sdm.layers.state import LayerState, check_state
+from sdm.layers.state import LayerState, Record, Undo, check_state
 from sdm.layers.streams import Streams, streams_of
 from sdm.layers.token_shift import shift
 
@@ -25,6 +26,28 @@ class ShiftedState(LayerState):
 
     inner: LayerState
     previous: Tensor  # [S,C], or [S,K-1,C]
+
+    def undo_of(self, tensors: Mapping[str, Tensor]) -> Undo:
+        """Return the undo record that has these tensors, with that of the layer within."""
+        inner = {name.removeprefix("inner."): x for name, x in tensors.items() if name.startswith("inner.")}
+        own = {name: x for name, x in tensors.items() if not name.startswith("inner.")}
+        return ShiftedUndo(inner=self.inner.undo_of(inner), **own) if inner else super().undo_of(tensors)
+
+
+@dataclasses.dataclass
+class ShiftedUndo(Undo):
+    """The record of the layer within, the last tokens before, and the inputs of the tokens."""
+
+    inner: Undo
+    previous: Tensor  # [S,C], or [S,K-1,C]
+    inputs: Tensor  # [S,T,C]
+
+    over_time = ("inputs",)
+
+    def restore_(self, state: ShiftedState) -> None:
+        """Restore the state within and the last tokens."""
+        self.inner.restore_(state.inner)
+        state.previous = self.previous
 
 
 class KeyConvolution(ShortConvolution):
@@ -85,15 +108,40 @@ class ShiftedKeys(nn.Module):
         return y, ShiftedState(after, previous)
 
     @torch.no_grad()
-    def step_(self, x: Tensor, state: ShiftedState) -> Tensor:
+    def step_(self, x: Tensor, state: ShiftedState, record: Record | None = None) -> Tensor:
         """Decode one token: x [B,hidden_size] gives y of the same shape; `state` changes in place."""
         check_input(x, self.hidden_size, "[B,hidden_size]")
         check_state(state, ShiftedState, x.shape[0], x.device, previous=self._previous_shape())
+        inner = _with_inputs(record, state.previous, x.unsqueeze(1))
         if self.conv is not None:
-            return self.layer.step_(x, state.inner, key_input=self.conv.step_(x, state.previous))  # type: ignore[arg-type]
-        y = self.layer.step_(x, state.inner, key_input=state.previous.to(x.dtype))  # type: ignore[arg-type]
+            return self.layer.step_(x, state.inner, inner, key_input=self.conv.step_(x, state.previous))  # type: ignore[arg-type]
+        y = self.layer.step_(x, state.inner, inner, key_input=state.previous.to(x.dtype))  # type: ignore[arg-type]
         state.previous.copy_(x)
         return y
+
+    @torch.no_grad()
+    def extend_(
+        self, x: Tensor, state: ShiftedState, attention_mask: Tensor | None = None, record: Record | None = None
+    ) -> Tensor:
+        """Mix a stretch of tokens in place, as every `sdm.layers.interface.SequenceLayer` does."""
+        check_input(x, self.hidden_size)
+        streams = streams_of(x, attention_mask, None)
+        check_state(state, ShiftedState, streams.count, x.device, previous=self._previous_shape())
+        inner = _with_inputs(record, state.previous, x)
+        shifted, previous = self.key_input(streams.align(x), state.previous, streams)
+        y = self.layer.extend_(x, state.inner, attention_mask, inner, key_input=streams.restore(shifted))  # type: ignore[arg-type]
+        state.previous = previous
+        return y
+
+    @torch.no_grad()
+    def replay_(self, state: ShiftedState, undo: ShiftedUndo) -> None:
+        """Put the tokens of an undo record back into the state within, and the last of them here."""
+        self.layer.replay_(state.inner, undo.inner)  # type: ignore[arg-type]
+        if self.conv is None:
+            state.previous = undo.inputs[:, -1].to(state.previous.dtype, copy=True)
+        else:
+            stream = torch.cat((state.previous, undo.inputs.to(state.previous.dtype)), dim=1)
+            state.previous = stream[:, -self.history :].clone()
 
     def key_input(self, x: Tensor, previous: Tensor | None, streams: Streams) -> tuple[Tensor, Tensor]:
         """What the keys of x [B,T,C] in left-aligned rows or packed come from, and `previous` after the last token."""
@@ -113,3 +161,11 @@ class ShiftedKeys(nn.Module):
         if isinstance(self.layer, SparseDeltaMemory):
             return {f"inner.{name}": layer for name, layer in self.layer.sparse_tables().items()}
         return {}
+
+
+def _with_inputs(record: Record | None, previous: Tensor, inputs: Tensor) -> Record | None:
+    """What the layer within hands its record to: it is recorded together with the last tokens and the inputs."""
+    if record is None:
+        return None
+    before = previous.clone()
+    return lambda inner: record(ShiftedUndo(inner, before, inputs))

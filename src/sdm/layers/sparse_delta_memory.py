@@ -20,8 +20,8 @@ from sdm.layers.interface import check_input, check_mask
 from sdm.layers.masked_batch_norm import MaskedBatchNorm
 from sdm.layers.recurrent_state import start_memory
 from sdm.layers.sizes import check_slots, default_slots
-from sdm.layers.state import LayerState, check_state
-from sdm.ops import product_key_topk, sparse_delta_rule, sparse_delta_step_
+from sdm.layers.state import LayerState, Record, Undo, check_state
+from sdm.ops import product_key_topk, sparse_delta_rule, sparse_delta_rule_, sparse_delta_step_
 from sdm.ops.backends import check_backend
 from sdm.ops.checks import check_shape, check_tensor
 from sdm.ops.sparse_delta_rule.inputs import UPDATES, Tokens
@@ -35,6 +35,47 @@ class MemoryTable(LayerState):
     """The state of a Sparse Delta Memory."""
 
     memory: Tensor  # [S,H,N,D], at least float32 unless a caller stores it in less
+
+    def _undo_type(self) -> type[Undo]:
+        return TableUndo
+
+    def undo(self, tokens: Tokens) -> TableUndo:
+        """Record the rows that the tokens are about to write, or the whole table if it is not much larger."""
+        S, T, H, W = tokens.write_index.shape
+        N, D = self.memory.shape[2:]
+        if 2 * T * W >= N:
+            rows = self.memory.clone()
+        else:
+            rows = self.memory.view(-1, D).index_select(0, _flat_rows(tokens.write_index, N)).view(S, T, H, W, D)
+        return TableUndo(tokens.write_index, rows, tokens.write_weight, tokens.value, tokens.beta, tokens.log_decay)
+
+
+@dataclasses.dataclass
+class TableUndo(Undo):
+    """The rows that tokens wrote, as they were before the first of them, and the writes themselves."""
+
+    write_index: Tensor  # [S,T,H,W]
+    rows: Tensor  # [S,T,H,W,D], or the whole table [S,H,N,D]
+    write_weight: Tensor  # [S,T,H,W]
+    value: Tensor  # [S,T,H,D]
+    beta: Tensor  # [S,T,H]
+    log_decay: Tensor  # [S,T,H] or [S,T,H,W]
+
+    over_time = ("write_index", "write_weight", "value", "beta", "log_decay")
+
+    def restore_(self, state: MemoryTable) -> None:
+        """Put the old rows back. A slot that several tokens wrote has the same old row for each of them."""
+        if self.rows.dim() == 4:
+            state.memory.copy_(self.rows)
+            return
+        N, D = state.memory.shape[2:]
+        rows = self.rows.reshape(-1, D)
+        state.memory.view(-1, D).index_copy_(0, _flat_rows(self.write_index, N), rows)
+
+    def first(self, tokens: int) -> TableUndo:
+        """Return the record of the first tokens, with their rows or the whole table."""
+        rows = self.rows if self.rows.dim() == 4 else self.rows[:, :tokens]
+        return dataclasses.replace(super().first(tokens), rows=rows)
 
 
 class SparseDeltaMemory(nn.Module):
@@ -165,9 +206,7 @@ class SparseDeltaMemory(nn.Module):
         if key_input is not None:
             check_tensor("key_input", key_input, x.device)
             check_shape("key_input", key_input, tuple(x.shape), "the shape of x")
-        if mask is not None:
-            x = x.masked_fill(~mask.unsqueeze(-1), 0)
-            key_input = None if key_input is None else key_input.masked_fill(~mask.unsqueeze(-1), 0)
+        x, key_input = _without_padding(x, key_input, mask)
         for_channels = self._for_channels(x)
         tokens = self._tokens(x, for_channels, mask, key_input)
         if self.observer is not None:
@@ -182,7 +221,9 @@ class SparseDeltaMemory(nn.Module):
         return (y, MemoryTable(final_state)) if final_state is not None else y
 
     @torch.no_grad()
-    def step_(self, x: Tensor, state: MemoryTable | Tensor, key_input: Tensor | None = None) -> Tensor:
+    def step_(
+        self, x: Tensor, state: MemoryTable | Tensor, record: Record | None = None, key_input: Tensor | None = None
+    ) -> Tensor:
         """Decode one token: x [B,hidden_size] gives y of the same shape; `state` changes in place."""
         check_input(x, self.hidden_size, "[B,hidden_size]")
         if key_input is not None:
@@ -191,8 +232,40 @@ class SparseDeltaMemory(nn.Module):
             key_input = key_input.unsqueeze(1)
         state = _table(state)
         check_state(state, MemoryTable, len(x), x.device, memory=(self.num_heads, self.num_slots, self.head_dim))
-        token = (tensor.squeeze(1) for tensor in self._tokens(x.unsqueeze(1), x.unsqueeze(1), None, key_input))
+        tokens = self._tokens(x.unsqueeze(1), x.unsqueeze(1), None, key_input)
+        if record is not None:
+            record(state.undo(tokens))
+        token = (tensor.squeeze(1) for tensor in tokens)
         return self._output(x, sparse_delta_step_(state.memory, *token, update=self.update, backend=self.backend))
+
+    @torch.no_grad()
+    def extend_(
+        self,
+        x: Tensor,
+        state: MemoryTable,
+        attention_mask: Tensor | None = None,
+        record: Record | None = None,
+        key_input: Tensor | None = None,
+    ) -> Tensor:
+        """Mix a stretch of tokens in place, as every `sdm.layers.interface.SequenceLayer` does."""
+        check_input(x, self.hidden_size)
+        mask = check_mask(x, attention_mask, None)
+        check_state(state, MemoryTable, len(x), x.device, memory=(self.num_heads, self.num_slots, self.head_dim))
+        x, key_input = _without_padding(x, key_input, mask)
+        tokens = self._tokens(x, x, mask, key_input)
+        if self.observer is not None:
+            self.observer(tokens)
+        if record is not None:
+            record(state.undo(tokens))
+        y = self._output(x, sparse_delta_rule_(state.memory, *tokens, update=self.update, backend=self.backend))
+        return y if mask is None else y * mask.unsqueeze(-1)
+
+    @torch.no_grad()
+    def replay_(self, state: MemoryTable, undo: TableUndo) -> None:
+        """Write the tokens of an undo record again."""
+        reads = undo.write_index[..., :1], undo.write_weight[..., :1]
+        writes = (undo.write_index, undo.write_weight, undo.value, undo.beta, undo.log_decay)
+        sparse_delta_rule_(state.memory, *writes, *reads, update=self.update, backend=self.backend)
 
     def start_state(self, batch_size: int, learn: bool = False) -> MemoryTable:
         """The state of streams without tokens, as every `sdm.layers.interface.SequenceLayer` has it."""
@@ -269,8 +342,22 @@ class SparseDeltaMemory(nn.Module):
         )
 
 
+def _flat_rows(index_STHW: Tensor, slots: int) -> Tensor:
+    """The rows of a table [S*H*N,D] that an index names."""
+    S, _, H, _ = index_STHW.shape
+    table = torch.arange(S * H, device=index_STHW.device).view(S, 1, H, 1) * slots
+    return (index_STHW + table).flatten()
+
+
+def _without_padding(x: Tensor, key_input: Tensor | None, mask: Tensor | None) -> tuple[Tensor, Tensor | None]:
+    if mask is None:
+        return x, key_input
+    padding = ~mask.unsqueeze(-1)
+    return x.masked_fill(padding, 0), None if key_input is None else key_input.masked_fill(padding, 0)
+
+
 def _table(state: MemoryTable | Tensor) -> MemoryTable:
-    """Whoever has nothing but a memory may hand in its tensor."""
+    """Accept a bare tensor as state."""
     if isinstance(state, Tensor):
         return MemoryTable(state)
     if not isinstance(state, MemoryTable):

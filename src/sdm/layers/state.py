@@ -1,16 +1,17 @@
-"""What a layer remembers: named tensors, with one entry per stream (batch row or document) first in each.
+"""The state of a layer, and the records that take tokens back: named tensors whose first axis is the stream.
 
-A state may hold the state of a layer within the layer; the names of its tensors are then joined by dots. Whoever
-stores, reorders, repeats, forks or writes down a state needs these methods and nothing of the layer.
+A stream is a batch row or a document. A state may hold the state of a layer within the layer; the names of its tensors
+are then joined by dots. Code that stores, reorders, repeats, forks, saves or rewinds a state needs these methods and
+nothing of the layer.
 
-Shapes: S streams.
+Shapes: S streams, T time.
 """
 
 from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable, Mapping
-from typing import Any, TypeVar
+from typing import Any, ClassVar, TypeVar
 
 import torch
 from torch import Tensor
@@ -18,7 +19,7 @@ from torch import Tensor
 from sdm.ops.checks import check_shape, check_tensor
 
 StateT = TypeVar("StateT", bound="LayerState")
-T = TypeVar("T")
+UndoT = TypeVar("UndoT", bound="Undo")
 
 
 @dataclasses.dataclass
@@ -26,18 +27,18 @@ class LayerState:
     """Base of all states: dataclasses whose fields are tensors or states."""
 
     def tensors(self) -> dict[str, Tensor]:
-        """Every tensor by its name, such as "memory", or "inner.memory" within a state."""
-        found: dict[str, Tensor] = {}
+        """Return every tensor by its name, such as "memory", or "inner.memory" within a state."""
+        named: dict[str, Tensor] = {}
         for field in dataclasses.fields(self):
             part = getattr(self, field.name)
             if isinstance(part, LayerState):
-                found |= {f"{field.name}.{name}": x for name, x in part.tensors().items()}
+                named |= {f"{field.name}.{name}": x for name, x in part.tensors().items()}
             else:
-                found[field.name] = part
-        return found
+                named[field.name] = part
+        return named
 
     def with_tensors(self: StateT, tensors: Mapping[str, Tensor]) -> StateT:
-        """A state of this kind made of other tensors, given by the names of `tensors()`."""
+        """Return a state of this type made of other tensors, given by the names of `tensors()`."""
         parts: dict[str, Any] = {}
         for field in dataclasses.fields(self):
             part, prefix = getattr(self, field.name), f"{field.name}."
@@ -49,11 +50,11 @@ class LayerState:
         return type(self)(**parts)
 
     def map(self: StateT, function: Callable[[Tensor], Tensor]) -> StateT:
-        """The state with `function` applied to each tensor, e.g. `lambda x: x.index_select(0, streams)`."""
+        """Apply `function` to each tensor, e.g. `lambda x: x.index_select(0, streams)`."""
         return self.with_tensors({name: function(x) for name, x in self.tensors().items()})
 
     def restarted(self: StateT, begins: Tensor, fresh: StateT) -> StateT:
-        """The state in which the streams where `begins` [S] is True are those of `fresh`."""
+        """Return the state in which the streams where `begins` [S] is True are those of `fresh`."""
         new = fresh.tensors()
 
         def choose(name: str, old: Tensor) -> Tensor:
@@ -62,8 +63,27 @@ class LayerState:
         return self.with_tensors({name: choose(name, x) for name, x in self.tensors().items()})
 
     def trimmed(self: StateT) -> StateT:
-        """The state of a single stream without room for tokens to come."""
+        """Return the state of a single stream without room for tokens to come."""
         return self
+
+    def undo_of(self, tensors: Mapping[str, Tensor]) -> Undo:
+        """Return the undo record of a state of this type that has these tensors, as a file has them."""
+        prefix = "before."
+        if tensors and all(name.startswith(prefix) for name in tensors):
+            return Snapshot(self.with_tensors({name.removeprefix(prefix): x for name, x in tensors.items()}))
+        return self._undo_type()(**tensors)
+
+    def _undo_type(self) -> type[Undo]:
+        raise NotImplementedError(f"{type(self).__name__} does not say what its undo records are")
+
+    def assign_(self: StateT, other: StateT) -> None:
+        """Make this state refer to the tensors of another one."""
+        for field in dataclasses.fields(self):
+            part, new = getattr(self, field.name), getattr(other, field.name)
+            if isinstance(part, LayerState):
+                part.assign_(new)
+            else:
+                setattr(self, field.name, new)
 
     @property
     def streams(self) -> int:
@@ -76,6 +96,50 @@ class LayerState:
         return sum(x.nbytes for x in self.tensors().values())
 
 
+@dataclasses.dataclass
+class Undo(LayerState):
+    """A record of what a layer needs to take back the tokens of one call.
+
+    A state makes the record before it changes, by its own method `undo`, so that a type of layer decides itself what to
+    keep: the rows of a table that are about to change, or a copy of a small state. A record is made of tensors whose
+    first axis is the stream, like a state, so that it can be reordered, saved and counted like one.
+    """
+
+    over_time: ClassVar[tuple[str, ...]] = ()
+    """Fields with a second axis T: what it takes to replay the tokens that are kept."""
+
+    def restore_(self, state: Any) -> None:
+        """Set `state` to what it was before the tokens. The record may not be used again."""
+        raise NotImplementedError
+
+    def first(self: UndoT, tokens: int) -> UndoT:
+        """Return the record of the first `tokens` tokens of the call."""
+        parts = {}
+        for field in dataclasses.fields(self):
+            part = getattr(self, field.name)
+            if isinstance(part, Undo):
+                part = part.first(tokens)
+            elif field.name in self.over_time:
+                part = part[:, :tokens]
+            parts[field.name] = part
+        return type(self)(**parts)
+
+
+Record = Callable[[Undo], None]
+"""What a layer hands its undo records to."""
+
+
+@dataclasses.dataclass
+class Snapshot(Undo):
+    """The whole state before the tokens. Kept tokens cannot be replayed from it."""
+
+    before: LayerState
+
+    def restore_(self, state: Any) -> None:
+        """Set `state` to the snapshot."""
+        state.assign_(self.before)
+
+
 def check_state(state: Any, kind: type[LayerState], streams: int, device: torch.device, **shapes: Any) -> None:
     """Raise unless `state` is a `kind` whose tensors have these shapes for each stream; None is any size."""
     if not isinstance(state, kind):
@@ -84,18 +148,3 @@ def check_state(state: Any, kind: type[LayerState], streams: int, device: torch.
         x = getattr(state, name)
         check_tensor(f"state.{name}", x, device)
         check_shape(f"state.{name}", x, (streams, *shape), "of this layer and one per row or document of x")
-
-
-def current_names(found: Mapping[str, T], state: LayerState) -> dict[str, T]:
-    """What was written down of a state like this one, by the names of today.
-
-    Older versions called a memory that was a tensor by itself "state", wrote the parts of a state within a state
-    without a prefix, and gave layers without a convolution an empty "tail".
-    """
-    expected, named = state.tensors(), {}
-    for name, x in found.items():
-        aliases = (name, f"inner.{name}", "memory" if name == "state" else name)
-        today = next((alias for alias in aliases if alias in expected), name)
-        if today in expected or name != "tail":
-            named[today] = x
-    return named

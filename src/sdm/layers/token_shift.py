@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from sdm.errors import check_size
 from sdm.layers.interface import check_input
-from sdm.layers.state import LayerState, check_state
+from sdm.layers.state import LayerState, Record, Undo, check_state
 from sdm.layers.streams import Streams, streams_of
 
 
@@ -21,6 +21,27 @@ class PreviousToken(LayerState):
     """The state of a shift."""
 
     previous: Tensor  # [S,C] the last input; zeros before the first
+
+    def _undo_type(self) -> type[Undo]:
+        return PreviousUndo
+
+    def undo(self, inputs: Tensor) -> PreviousUndo:
+        """Record the last input, and those that follow."""
+        return PreviousUndo(self.previous.clone(), inputs)
+
+
+@dataclasses.dataclass
+class PreviousUndo(Undo):
+    """The last input before the tokens, and the inputs of the tokens."""
+
+    previous: Tensor  # [S,C]
+    inputs: Tensor  # [S,T,C]
+
+    over_time = ("inputs",)
+
+    def restore_(self, state: PreviousToken) -> None:
+        """Put the last input back."""
+        state.previous = self.previous
 
 
 class TokenShift(nn.Module):
@@ -56,10 +77,28 @@ class TokenShift(nn.Module):
         return (y, PreviousToken(previous)) if return_state else y
 
     @torch.no_grad()
-    def step_(self, x: Tensor, state: PreviousToken) -> Tensor:
+    def extend_(
+        self, x: Tensor, state: PreviousToken, attention_mask: Tensor | None = None, record: Record | None = None
+    ) -> Tensor:
+        """Mix a stretch of tokens in place, as every `sdm.layers.interface.SequenceLayer` does."""
+        if record is not None:
+            record(state.undo(x))
+        y, after = self(x, state, return_state=True, attention_mask=attention_mask)
+        state.assign_(after)
+        return y
+
+    @torch.no_grad()
+    def replay_(self, state: PreviousToken, undo: PreviousUndo) -> None:
+        """Make the last input of an undo record the previous one."""
+        state.previous = undo.inputs[:, -1].to(state.previous.dtype, copy=True)
+
+    @torch.no_grad()
+    def step_(self, x: Tensor, state: PreviousToken, record: Record | None = None) -> Tensor:
         """Decode one token: x [B,hidden_size] gives y of the same shape; `state` changes in place."""
         check_input(x, self.hidden_size, "[B,hidden_size]")
         check_state(state, PreviousToken, x.shape[0], x.device, previous=(self.hidden_size,))
+        if record is not None:
+            record(state.undo(x.unsqueeze(1)))
         y = self.current_proj(x) + self.previous_proj(state.previous.to(x.dtype))
         state.previous.copy_(x)
         return y

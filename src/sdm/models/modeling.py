@@ -79,8 +79,8 @@ class SDMPreTrainedModel(PreTrainedModel):
     _no_split_modules = ["SDMBlock"]  # noqa: RUF012, transformers' way of declaring it
     _skip_keys_device_placement = ["past_key_values"]  # noqa: RUF012
     _supports_sdpa = True
-    # Assisted decoding takes tokens back, which a recurrent state cannot.
-    _is_stateful = True
+    # transformers' word for models whose cache cannot take tokens back; ours can.
+    _is_stateful = False
 
     @classmethod
     def register_for_auto_class(cls, auto_class: Any = "AutoModel") -> None:
@@ -359,6 +359,8 @@ class SDMForCausalLM(SDMPreTrainedModel, GenerationMixin):
         cache = model_kwargs.get("past_key_values")
         if cache is None and generation_config.use_cache:
             model_kwargs["past_key_values"] = SDMCache(self.config)
+            if generation_config.is_assistant:
+                model_kwargs["past_key_values"].activate_past_recording()
         # Without a mask, the tokens that are given are the whole stream.
         stream = model_kwargs.get("attention_mask")
         stream = model_kwargs.get("position_ids") if stream is None else stream

@@ -9,6 +9,7 @@ Shapes: H heads, N slots, D value channels.
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from os import PathLike
@@ -18,10 +19,11 @@ import torch
 from torch import Tensor, nn
 
 from sdm.layers import LayerState, SparseDeltaMemory
-from sdm.layers.state import current_names
+from sdm.layers.state import Snapshot
 from sdm.models import state_file
 from sdm.models.cache import SDMCache
 from sdm.models.fingerprint import Fingerprint, base_model, fingerprint
+from sdm.models.journal import TOKENS, Entry, Journal, next_point
 
 # A fork of a fork of a fork ... is looked up layer by layer; beyond this depth it is stored anew in one piece.
 MAX_DEPTH = 8
@@ -115,6 +117,9 @@ class MemoryState:
 
     States are immutable. `cache` makes the working copy that a model advances; `from_cache` takes a state from it
     again, which shares with the state that the cache was made from whatever has not changed since.
+
+    A state taken from a cache that records (`SDMCache.record`, `SDMCache.mark`) brings its journal: `rewind` gives the
+    state of some tokens ago, `forget` the state without a span of tokens.
     """
 
     pending: tuple[int, ...]
@@ -127,8 +132,9 @@ class MemoryState:
         length: int,
         owned: int,
         pending: Sequence[int] = (),
+        history: tuple[Entry, ...] = (),
     ) -> None:
-        self._model_id, self._contents = model_id, contents
+        self._model_id, self._contents, self._history = model_id, contents, history
         self._length, self._owned, self.pending = length, owned, tuple(pending)
         vocab_size = model_id.architecture["vocab_size"]
         for token in self.pending:
@@ -169,7 +175,9 @@ class MemoryState:
             assert layer.state is not None
             contents.append(_take(mixer, layer.state, row, below))
             owned += _bytes(contents[-1], below)
-        return cls(model_id, tuple(contents), cache.get_seq_length(), owned, pending)
+        history = _row_of(cache.journal, row % cache.batch_size)
+        owned += sum(entry.nbytes for entry in history)
+        return cls(model_id, tuple(contents), cache.get_seq_length(), owned, pending, history)
 
     def cache(self, model: Any, batch_size: int = 1) -> SDMCache:
         """A cache in which every row continues this state. It holds whole tables and is the caller's to change."""
@@ -181,12 +189,67 @@ class MemoryState:
             rows = {name: _repeated(x, batch_size) for name, x in content.items()}
             layer.state = mixer.start_state(0).with_tensors(rows)
             layer.length = self._length
+            layer.replay_with(mixer)
+        if self._history:
+            journal = cache.record(max(TOKENS, sum(entry.tokens for entry in self._history)))
+            journal.load([entry.map(lambda x: _repeated(x, batch_size)) for entry in self._history])
         cache.origin = self
         return cache
 
+    @property
+    def marks(self) -> list[int]:
+        """Lengths that `rewind` can go back to bit for bit, the longest first."""
+        steps = itertools.accumulate(entry.tokens for entry in reversed(self._history))
+        return [self._length - step for step in steps]
+
+    def rewind(self: _State, model: Any, tokens: int) -> _State:
+        """Return the state of `tokens` tokens ago: to answer again, or after another last message.
+
+        It is exact, bit for bit, at the lengths of `marks`; in between, the tokens that are kept are replayed. It makes
+        a working copy of the tables, like `cache`.
+
+        Raises:
+            ValueError: the history does not reach so far; the message says how far.
+        """
+        if isinstance(tokens, bool) or not isinstance(tokens, int) or tokens < 0:
+            raise ValueError(f"tokens must be a number of tokens to take back, got {tokens!r}")
+        if tokens and not self._history:
+            raise ValueError(
+                "this MemoryState has no history to go back in: take it from a cache that records (cache.record() or "
+                "cache.mark() before the tokens), and save it with history=N"
+            )
+        cache = self.cache(model)
+        cache.crop(-tokens)
+        return type(self).from_cache(model, cache)
+
+    @torch.no_grad()
+    def forget(self: _State, model: Any, span: tuple[int, int], tail: Sequence[int] = ()) -> _State:
+        """Return the state of the stream without the tokens start ... end - 1, as if they had never been there.
+
+        It rewinds to the start of the span and reads the tokens behind it again: its cost is that of reading `tail`.
+
+        Args:
+            model: the model of this state.
+            span: (start, end), numbers of tokens.
+            tail: the tokens of the stream from `end` on; a state does not hold tokens.
+        """
+        start, end = span
+        if not 0 <= start < end <= self._length:
+            raise ValueError(f"span must be within the stream of {self._length} tokens, got {start} to {end}")
+        if len(tail) != self._length - end:
+            raise ValueError(
+                f"tail must be the {self._length - end} tokens behind the span, which are read again; got {len(tail)}"
+            )
+        state = self.rewind(model, self._length - start)
+        cache = state.cache(model)
+        if len(tail):
+            ids = torch.tensor([list(tail)], device=next(model.parameters()).device)
+            model(ids, past_key_values=cache, use_cache=True)
+        return type(self).from_cache(model, cache, pending=self.pending)
+
     def fork(self: _State) -> _State:
         """Another state that goes its own way from here. It shares every tensor with this one."""
-        return type(self)(self._model_id, self._contents, self._length, 0, self.pending)
+        return type(self)(self._model_id, self._contents, self._length, 0, self.pending, self._history)
 
     def __len__(self) -> int:
         """Tokens seen, the padding of the row included."""
@@ -198,11 +261,6 @@ class MemoryState:
         counted there; M0 belongs to the model."""
         return self._owned
 
-    @property
-    def total_nbytes(self) -> int:
-        """Bytes that this state refers to, its own and shared ones, without M0."""
-        return sum(_bytes(content, {}) for content in self._contents)
-
     def diff(self, other: MemoryState) -> dict[int, SlotChanges]:
         """The slots in which two states of a model differ, by the index of the SDM layer."""
         if not isinstance(other, MemoryState):
@@ -211,8 +269,11 @@ class MemoryState:
         mine, theirs = self._memories(), other._memories()
         return {layer: _difference(mine[layer], theirs[layer]) for layer in mine}
 
-    def save(self, path: str | PathLike[str]) -> None:
-        """Write a safetensors file. It holds only the slots that differ from M0; it is complete or not there."""
+    def save(self, path: str | PathLike[str], history: int = 0) -> None:
+        """Write a safetensors file. It holds only the slots that differ from M0; it is complete or not there.
+
+        With `history`, the file also holds what it takes to take back that many tokens, if this state has it.
+        """
         tensors: dict[str, Tensor] = {}
         for place, content in enumerate(self._contents):
             for name, x in content.items():
@@ -221,16 +282,23 @@ class MemoryState:
                     tensors |= {f"layers.{place}.slots": merged.index, f"layers.{place}.rows": merged.rows}
                 else:
                     tensors[f"layers.{place}.{name}"] = x
-        state_file.write(path, tensors, self._model_id, self._length, self.pending)
+        written = _last(self._history, history)
+        for number, entry in enumerate(written):
+            for place, undo in enumerate(entry.undo):
+                tensors |= {f"history.{number}.layers.{place}.{name}": x for name, x in undo.tensors().items()}
+        counts = [entry.tokens for entry in written]
+        state_file.write(path, tensors, self._model_id, self._length, self.pending, counts)
 
     @classmethod
     def load(cls: type[_State], path: str | PathLike[str], model: nn.Module) -> _State:
         """Read a state that this model, with these weights, has saved. Anything else is refused."""
         model_id = fingerprint(model, again=True)
-        tensors, length, pending = state_file.read(path, model_id)
-        device = next(model.parameters()).device
+        tensors, header = state_file.read(path, model_id)
+        length, device = header["length"], next(model.parameters()).device
+        owned = sum(x.nbytes for x in tensors.values())
         contents: list[Content] = []
         mixers = _mixers(model)
+        history = _read_history(path, tensors, header, mixers, device)
         for place, (mixer, layer) in enumerate(
             zip(mixers, state_file.split_layers(path, tensors, len(mixers)), strict=True)
         ):
@@ -240,12 +308,10 @@ class MemoryState:
                 slots = memory.num_heads * memory.num_slots
                 index, rows = state_file.take_slots(path, place, found, slots, memory.head_dim)
                 content[name] = _memory(memory, rows.dtype, (SlotRows(index, rows),))
-            found = current_names(found, example)
             expected = {name: x for name, x in example.tensors().items() if name not in content}
             state_file.check_tensors(path, place, found, expected, length)
             contents.append({**content, **found})
-        owned = sum(x.nbytes for x in tensors.values())
-        return cls(model_id, tuple(contents), length, owned, pending)
+        return cls(model_id, tuple(contents), length, owned, header["pending"], history)
 
     def _memories(self) -> dict[int, Memory]:
         """By the index of the layer; a layer has one at most."""
@@ -265,6 +331,51 @@ def _mixers(model: Any) -> list[Any]:
 def _tables(mixer: Any) -> dict[str, SparseDeltaMemory]:
     """The tensors of a layer's state that are SDM tables, each with the layer that it belongs to."""
     return mixer.sparse_tables() if hasattr(mixer, "sparse_tables") else {}
+
+
+def _row_of(journal: Journal | None, row: int) -> tuple[Entry, ...]:
+    """Copies of the entries of one row."""
+    if journal is None or not journal.complete:
+        return ()
+    return tuple(entry.map(lambda x: x[row : row + 1].clone()) for entry in journal.entries)
+
+
+def _last(history: tuple[Entry, ...], tokens: int) -> tuple[Entry, ...]:
+    """The last entries, up to the one with which `tokens` tokens can be taken back."""
+    first, reach = len(history), 0
+    while first and reach < tokens:
+        first -= 1
+        reach += history[first].tokens
+    return history[first:]
+
+
+def _read_history(
+    path: str | PathLike[str],
+    tensors: dict[str, Tensor],
+    header: dict[str, Any],
+    mixers: list[Any],
+    device: torch.device,
+) -> tuple[Entry, ...]:
+    """Take the undo records out of the tensors of a file."""
+    history, counts = [], header["history"]
+    if sum(counts) > header["length"] or 0 in counts:
+        raise state_file.error(path, f"its history of {sum(counts)} tokens is longer than its stream, or has none")
+    for tokens, layers in zip(counts, state_file.split_history(path, tensors, len(counts), len(mixers)), strict=True):
+        try:
+            undo = [
+                mixer.start_state(0).undo_of({name: x.to(device) for name, x in layer.items()})
+                for mixer, layer in zip(mixers, layers, strict=True)
+            ]
+        except (TypeError, KeyError) as cause:
+            raise state_file.error(path, "the undo records of its history are not those of this model") from cause
+        for record in undo:
+            for name, x in record.tensors().items():
+                over_time = name.rpartition(".")[2] in record.over_time
+                if x.dim() == 0 or len(x) != 1 or (over_time and (x.dim() < 2 or x.shape[1] != tokens)):
+                    raise state_file.error(path, f"its history has {name} of shape {list(x.shape)} for {tokens} tokens")
+        divisible = not any(isinstance(record, Snapshot) and record.nbytes for record in undo)
+        history.append(Entry(next_point(), tokens, divisible, undo))
+    return tuple(history)
 
 
 def _bytes(content: Content, below: Content) -> int:
