@@ -53,8 +53,6 @@ class SDMConfig(LayerFields, PreTrainedConfig):
 
     model_type = "sdm"
     keys_to_ignore_at_inference: ClassVar[list[str]] = ["past_key_values"]
-    # TRL reads it off the configuration of any model that transformers itself does not define.
-    auto_map: ClassVar[dict[str, str]] = {}
     default_theta = 500_000.0
     # Only what is exact on every rank. The sequence layers count all of their heads, and the norms over a head's
     # channels and the addresses of a memory need all channels: each rank computes these layers whole.
@@ -133,6 +131,8 @@ class SDMConfig(LayerFields, PreTrainedConfig):
             type_validator(name, value, field.type)
             setattr(self, name, value)
         self.derive()
+        # TRL reads it off every configuration; transformers adds the user's own classes to it.
+        self.auto_map: dict[str, str] = kwargs.pop("auto_map", None) or {}
         super().__post_init__(**kwargs)
         self.validate_rope()
 
