@@ -93,7 +93,7 @@ def test_core_import_needs_torch_alone(module: str) -> None:
 PUBLIC = {
     sdm: {
         *("MemoryState", "SDMCache", "SDMConfig", "SDMForCausalLM", "SDMModel", "SparseDeltaMemory"),
-        *("__version__", "cost", "ladder", "ops"),
+        *("__version__", "analysis", "cost", "ladder", "ops"),
     },
     sdm.ops: {
         *("available_backends", "product_key_topk", "gated_delta_rule", "gated_delta_step_"),
@@ -105,6 +105,7 @@ PUBLIC = {
         *("SlidingWindowAttention", "SparseDeltaMemory", "TokenShift", "SequenceLayer", "LayerState", "KeyValueState"),
         *("MemoryTable", "NoState", "PreviousToken", "RecurrentState", "ShiftedState"),
     },
+    sdm.analysis: {"LayerTrace", "Trace", "forget_tokens", "mask_writes", "trace", "write_trace_page"},
 }
 
 

@@ -10,7 +10,7 @@ import sys
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from sdm import ops
+    from sdm import analysis, ops
     from sdm.layers import SparseDeltaMemory
     from sdm.models import MemoryState, SDMCache, SDMConfig, SDMForCausalLM, SDMModel, cost, ladder
 
@@ -26,6 +26,7 @@ __all__ = [
     "SDMModel",
     "SparseDeltaMemory",
     "__version__",
+    "analysis",
     "cost",
     "ladder",
     "ops",
@@ -37,7 +38,7 @@ def __getattr__(name: str) -> Any:
         return getattr(importlib.import_module("sdm.models"), name)
     if name == "SparseDeltaMemory":
         return getattr(importlib.import_module("sdm.layers"), name)
-    if name in ("layers", "ops"):
+    if name in ("analysis", "layers", "ops"):
         return importlib.import_module(f"sdm.{name}")
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
 

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 import sdm
-from sdm.analysis.trace import trace
+from sdm.analysis.tracing import trace
 from sdm.layers import SparseDeltaMemory
 
 KINDS = ["sliding_attention", "sdm", "gdn", "full_attention"]

@@ -12,8 +12,8 @@ import torch
 
 import sdm
 from browser import browser, missing
-from sdm.analysis.trace import Trace, trace
 from sdm.analysis.trace_page import trace_page, write_trace_page
+from sdm.analysis.tracing import Trace, trace
 
 HOSTILE = "<script>alert(1)</script><img src=x onerror=alert(2)></script>&amp;\u2028"
 

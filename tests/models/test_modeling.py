@@ -333,8 +333,6 @@ class TestBadInput:
             model()
         with pytest.raises(TypeError, match="past_key_values"):
             model(ids, past_key_values=object())
-        with pytest.raises(ValueError, match="output_attentions"):
-            model(ids, output_attentions=True)
         with pytest.raises(TypeError, match="no argument 'attention_msk'"):
             model(ids, attention_msk=None)
         with pytest.raises(ValueError, match="position_ids"):

@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedTokenizerBase
 
-from sdm.analysis.trace import LayerTrace, Trace
+from sdm.analysis.tracing import LayerTrace, Trace
 from sdm.files import write_bytes
 
 BUDGET = 3_400_000

@@ -39,8 +39,8 @@ class Trace(Command):
         import torch
 
         from sdm.analysis.tables import rich_table
-        from sdm.analysis.trace import trace
         from sdm.analysis.trace_page import write_trace_page
+        from sdm.analysis.tracing import trace
         from sdm.cli.display import show
         from sdm.cli.generate import load_tokenizer
         from sdm.evaluation.report import Table

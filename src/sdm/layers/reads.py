@@ -50,6 +50,10 @@ class Reads:
     """[B,H,N,D] the table of a memory before the first token; None for attention."""
     gates: dict[str, Tensor] = field(default_factory=dict)
     """[B,T,H] "input" (beta) and "forget" (the factor by which a token's slots decay) of a memory."""
+    past_weight: Tensor | None = None
+    """[B,H,T,P] attention weights of the keys that came with the state; None for a memory."""
+    past_position: Tensor | None = None
+    """[B,P] positions of these keys in their streams, without padding; negative where there is no key."""
 
     def error(self) -> float:
         """The largest deviation of `before + S delta` from the readings, relative to the largest reading.
@@ -223,17 +227,19 @@ def _attention_reads(
     value = value.to(weight.dtype)
     before = torch.einsum("bhts,bshd->bthd", weight[..., :past], value[:, :past])
     readings = before + torch.einsum("bhts,bshd->bthd", weight[..., past:], value[:, past:])
-    weight, delta = weight[..., past:], value[:, past:]
+    past_weight, weight, delta = weight[..., :past], weight[..., past:], value[:, past:]
     if streams.order is not None:  # back from left-aligned rows
         row = streams.order[:, None, :, None].expand_as(weight)
         weight = torch.zeros_like(weight).scatter(2, row, weight)
         weight = torch.zeros_like(weight).scatter(3, row.transpose(2, 3), weight)
+        past_row = streams.order[:, None, :, None].expand_as(past_weight)
+        past_weight = torch.zeros_like(past_weight).scatter(2, past_row, past_weight)
         before, readings, delta = (
             streams.restore(part.flatten(-2)).view_as(part) for part in (before, readings, delta)
         )
     no_slots = torch.zeros(len(x), time, layer.num_heads, 0, dtype=torch.float64)
     read_map = sparse_map(weight.double().cpu(), no_slots, threshold)
-    return Reads(read_map, delta, before, readings)
+    return Reads(read_map, delta, before, readings, past_weight=past_weight, past_position=past_position)
 
 
 def _past(layer: GatedAttention, x: Tensor, state: KeyValueState | None) -> tuple[Tensor, Tensor, Tensor]:

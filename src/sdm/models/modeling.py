@@ -8,7 +8,7 @@ from __future__ import annotations
 import copy
 import logging
 from collections.abc import Callable
-from typing import Any, NoReturn
+from typing import Any, NoReturn, cast
 
 import torch
 from torch import Tensor, nn
@@ -25,6 +25,7 @@ from transformers.utils import can_return_tuple
 from sdm.layers import GatedMLP
 from sdm.layers.attention import GatedAttention
 from sdm.layers.masked_batch_norm import MaskedBatchNorm
+from sdm.models import attentions
 from sdm.models.arguments import check_extras, current_mask, document_offsets, select_positions
 from sdm.models.cache import SDMCache
 from sdm.models.configuration import SDMConfig
@@ -66,6 +67,30 @@ class SDMBlock(GradientCheckpointingLayer):
             x = past_key_values.layers[self.layer_idx].mix(self.mixer, x, attention_mask)
         hidden_states = hidden_states + x
         return hidden_states + self.mlp(self.mlp_norm(hidden_states))
+
+    @torch.no_grad()
+    def attention_map(
+        self, hidden_states: Tensor, attention_mask: Tensor | None, past_key_values: SDMCache | None
+    ) -> Tensor:
+        """Return which tokens the mixer reads, [B,H,T,tokens seen + T]. Call it before `forward` changes the cache.
+
+        Args:
+            hidden_states: [B,T,hidden_size], the input of the block.
+            attention_mask: [B,T] or [B,tokens seen + T], zero on padding.
+            past_key_values: the cache that the block continues from.
+        """
+        cache = None if past_key_values is None else past_key_values.layers[self.layer_idx]
+        past = 0 if cache is None else cache.length
+        attentions.check_length(past + hidden_states.shape[1])
+        x, state = self.mixer_norm(hidden_states), None if cache is None else cache.state
+        if cache is not None and state is not None and cache.begins is not None:
+            mixer: Any = self.mixer
+            state = state.restarted(cache.begins, mixer.start_state(len(x)))
+        past_mask = None
+        if attention_mask is not None and attention_mask.shape[1] == past + x.shape[1]:
+            past_mask = attention_mask[:, :past] != 0
+        mask = current_mask(attention_mask, x)
+        return attentions.attention_map(self.mixer, x, state, mask, past_mask, past)
 
 
 class SDMPreTrainedModel(PreTrainedModel):
@@ -160,6 +185,9 @@ class SDMModel(SDMPreTrainedModel):
             past_key_values: the cache to continue from; it changes in place.
             use_cache: whether to return a cache. None: `config.use_cache`, but not while gradients are recorded.
             output_hidden_states: also return the input of every block, and the output of the final norm.
+            output_attentions: also return the map [B,H,T,tokens seen + T] of every block from reading tokens to those
+                that they read, for up to 4,096 tokens, without gradients. A mixer without a map gives no heads; for the
+                past of a memory behind a cache it is NaN. See `sdm.models.attentions`.
             cu_seqlens: [documents + 1] offsets of documents packed into one row (B = 1), without a cache.
             extras: what transformers passes to every model. `cu_seq_lens_q`, which `DataCollatorWithFlattening` and
                 TRL add, are our cu_seqlens; the rest is ignored.
@@ -167,8 +195,8 @@ class SDMModel(SDMPreTrainedModel):
         check_extras(self.forward, extras)
         if (input_ids is None) == (inputs_embeds is None):
             raise ValueError("give either input_ids or inputs_embeds")
-        if output_attentions:
-            raise ValueError("output_attentions is not available: most layers have no attention matrix")
+        if output_attentions is None:
+            output_attentions = self.config.output_attentions
         self._follow_rope()
         if input_ids is not None:
             self._check_tokens(input_ids)
@@ -184,6 +212,8 @@ class SDMModel(SDMPreTrainedModel):
         cu_seqlens = document_offsets(cu_seqlens, extras, position_ids, attention_mask, past_key_values)
         if cu_seqlens is not None and past_key_values is not None:
             raise ValueError("cu_seqlens packs whole documents and takes no past_key_values")
+        if cu_seqlens is not None and output_attentions:
+            raise ValueError("output_attentions takes one text in each row, not documents packed by cu_seqlens")
         if use_cache is None:
             use_cache = bool(self.config.use_cache) and not torch.is_grad_enabled()
         use_cache = use_cache and cu_seqlens is None
@@ -196,9 +226,12 @@ class SDMModel(SDMPreTrainedModel):
         if output_hidden_states is None:
             output_hidden_states = self.config.output_hidden_states
         hidden_states: tuple[Tensor, ...] | None = () if output_hidden_states else None
+        maps: tuple[Tensor, ...] | None = () if output_attentions else None
         for block in self.layers:
             if hidden_states is not None:
                 hidden_states += (x,)
+            if maps is not None:
+                maps += (cast(SDMBlock, block).attention_map(x, attention_mask, past_key_values),)
             x = block(x, attention_mask=mask, cu_seqlens=cu_seqlens, past_key_values=past_key_values)
         x = self.norm(x)
         if hidden_states is not None:
@@ -207,6 +240,7 @@ class SDMModel(SDMPreTrainedModel):
             last_hidden_state=x,
             past_key_values=past_key_values if use_cache else None,
             hidden_states=hidden_states,  # type: ignore[arg-type]
+            attentions=maps,  # type: ignore[arg-type]
         )
 
     def _follow_rope(self) -> None:
@@ -330,6 +364,7 @@ class SDMForCausalLM(SDMPreTrainedModel, GenerationMixin):
             logits=logits,
             past_key_values=outputs.past_key_values,
             hidden_states=outputs.hidden_states,
+            attentions=outputs.attentions,
         )
 
     def init_continuous_batching(self, *args: Any, **kwargs: Any) -> NoReturn:
