@@ -75,6 +75,20 @@ def test_imports_go_one_way(path: Path) -> None:
             assert "triton" in path.relative_to(ROOT).parent.parts, "triton is imported in folders of that name only"
 
 
+def test_contributing_shows_the_same_order() -> None:
+    """The chain in CONTRIBUTING.md: nothing to the left of an arrow is imported by what is to its right."""
+    text = (ROOT.parents[1] / "CONTRIBUTING.md").read_text()
+    chain = next(line for line in text.splitlines() if line.strip().startswith("cli ->"))
+    places = {
+        name.strip(): place for place, link in enumerate(chain.split("->")) for name in link.strip(" {}").split(",")
+    }
+    assert set(places) == MAY_IMPORT.keys() - {"data"}
+    assert not MAY_IMPORT["data"] & set(places)
+    for package, allowed in MAY_IMPORT.items():
+        for other in allowed & set(places):
+            assert package == "data" or places[package] <= places[other], f"{package} imports {other}"
+
+
 def test_every_package_is_placed() -> None:
     packages = {path.name for path in ROOT.iterdir() if path.is_dir() and path.name != "__pycache__"}
     assert packages == MAY_IMPORT.keys()
