@@ -117,7 +117,7 @@ PUBLIC = {
     sdm.layers: {
         *("FullAttention", "GatedDeltaNet", "GatedMLP", "Mamba2", "ProductKeyMemory", "ShiftedKeys"),
         *("SlidingWindowAttention", "SparseDeltaMemory", "TokenShift", "SequenceLayer", "LayerState", "KeyValueState"),
-        *("MemoryTable", "NoState", "PreviousToken", "RecurrentState", "ShiftedState"),
+        *("deterministic", "MemoryTable", "NoState", "PreviousToken", "RecurrentState", "ShiftedState"),
     },
     sdm.analysis: {"LayerTrace", "Trace", "forget_tokens", "mask_writes", "trace", "write_trace_page"},
 }

@@ -1,6 +1,7 @@
 """Sequence-mixing layers. All take x [B,T,hidden_size] and hand their state in and out: see `interface.py`."""
 
 from sdm.layers.attention import KeyValueState
+from sdm.layers.determinism import deterministic
 from sdm.layers.full_attention import FullAttention
 from sdm.layers.gated_delta_net import GatedDeltaNet
 from sdm.layers.interface import SequenceLayer
@@ -32,4 +33,5 @@ __all__ = [
     "SlidingWindowAttention",
     "SparseDeltaMemory",
     "TokenShift",
+    "deterministic",
 ]

@@ -15,6 +15,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from sdm.errors import check_size
+from sdm.layers.determinism import is_deterministic, token_by_token
 from sdm.layers.interface import check_input
 from sdm.layers.rope import Rope, rotate, rotation
 from sdm.layers.sizes import default_heads
@@ -159,10 +160,18 @@ class GatedAttention(nn.Module, abc.ABC):
         if record is not None:
             valid = streams.valid(x.shape[1])
             record(state.undo(key, value, _all_valid(x) if valid is None else valid))
+        if is_deterministic():
+            mixed = token_by_token(lambda t: self._one_(query[:, t], key[:, t], value[:, t], state), x.shape[1], query)
+            return self._output(aligned, mixed)
         mixed, after = self._attend(query, key, value, position, state, streams, True)
         assert after is not None
         state.assign_(after)
         return streams.restore(self._output(aligned, mixed))
+
+    def _one_(self, query_BHD: Tensor, key_BGD: Tensor, value_BGD: Tensor, state: KeyValueState) -> Tensor:
+        mixed = self._attend_step_(query_BHD, key_BGD, value_BGD, state)
+        state.length += 1
+        return mixed
 
     @torch.no_grad()
     def replay_(self, state: KeyValueState, undo: LengthUndo | RingUndo) -> None:
@@ -177,9 +186,7 @@ class GatedAttention(nn.Module, abc.ABC):
         query, key, value = self._project(x, state.length)
         if record is not None:
             record(state.undo(key.unsqueeze(1), value.unsqueeze(1), _all_valid(x.unsqueeze(1))))
-        mixed = self._attend_step_(query, key, value, state)
-        state.length += 1
-        return self._output(x, mixed)
+        return self._output(x, self._one_(query, key, value, state))
 
     def start_state(self, batch_size: int, learn: bool = False) -> KeyValueState:
         """The state of streams without tokens, as every `sdm.layers.interface.SequenceLayer` has it."""

@@ -10,6 +10,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from sdm.errors import check_one_of, check_size
+from sdm.layers.determinism import is_deterministic, token_by_token
 from sdm.layers.gates import Float32Linear, decay_gate, reset_decay
 from sdm.layers.interface import check_input
 from sdm.layers.recurrent_state import RecurrentState, RecurrentUndo, start_memory
@@ -136,10 +137,14 @@ class GatedDeltaNet(nn.Module):
         projected, gates = self._project(x, key_input), self._gates(x, None)
         if record is not None:
             record(state.undo(projected.unsqueeze(1), *(gate.unsqueeze(1) for gate in gates)))
+        return self._output(x, self._one_(projected, gates, state))
+
+    def _one_(self, projected: Tensor, gates: tuple[Tensor, ...], state: RecurrentState) -> Tensor:
+        """The readings [B,H,D] of one token, from what is projected."""
         if self.conv is not None:
             projected = self.conv.step_(projected, state.tail)
         step_ = gated_delta_step_ if self.correction else state_space_step_
-        return self._output(x, step_(state.memory, *self._heads(projected), *gates, backend=self.backend))
+        return step_(state.memory, *self._heads(projected), *gates, backend=self.backend)
 
     @torch.no_grad()
     def extend_(
@@ -159,6 +164,9 @@ class GatedDeltaNet(nn.Module):
         gates = self._gates(aligned, streams.valid(x.shape[1]))
         if record is not None:
             record(state.undo(projected, *gates))
+        if is_deterministic():
+            one = lambda t: self._one_(projected[:, t], tuple(gate[:, t] for gate in gates), state)  # noqa: E731
+            return self._output(aligned, token_by_token(one, x.shape[1], projected[..., :0]))
         readings, after = self._recur(projected, gates, state, streams, True, None)
         assert after is not None
         state.assign_(after)

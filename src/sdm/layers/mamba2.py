@@ -10,6 +10,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from sdm.errors import check_size
+from sdm.layers.determinism import is_deterministic, token_by_token
 from sdm.layers.gates import Float32Linear, decay_gate, reset_decay
 from sdm.layers.interface import check_input
 from sdm.layers.recurrent_state import RecurrentState, RecurrentUndo, start_memory
@@ -107,9 +108,12 @@ class Mamba2(nn.Module):
         projected, gates = self._project(x), self._gates(x, None)
         if record is not None:
             record(state.undo(projected.unsqueeze(1), *(gate.unsqueeze(1) for gate in gates)))
+        return self._output(x, *self._one_(projected, gates, state))
+
+    def _one_(self, projected: Tensor, gates: tuple[Tensor, ...], state: RecurrentState) -> tuple[Tensor, Tensor]:
+        """The readings and the value [B,H,D] of one token, from what is projected."""
         query, key, value = self._heads(self.conv.step_(projected, state.tail))
-        readings = state_space_step_(state.memory, query, key, value, *gates, backend=self.backend)
-        return self._output(x, readings, value)
+        return state_space_step_(state.memory, query, key, value, *gates, backend=self.backend), value
 
     @torch.no_grad()
     def extend_(
@@ -123,6 +127,10 @@ class Mamba2(nn.Module):
         projected, gates = self._project(aligned), self._gates(aligned, streams.valid(x.shape[1]))
         if record is not None:
             record(state.undo(projected, *gates))
+        if is_deterministic():
+            one = lambda t: torch.stack(self._one_(projected[:, t], tuple(gate[:, t] for gate in gates), state))  # noqa: E731
+            readings, value = token_by_token(one, x.shape[1], projected.new_zeros(2, 0, 0, 0)).unbind(0)
+            return self._output(aligned, readings.transpose(0, 1), value.transpose(0, 1))
         readings, value, after = self._recur(projected, gates, state, streams, True, None)
         assert after is not None
         state.assign_(after)

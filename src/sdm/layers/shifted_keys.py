@@ -11,6 +11,7 @@ from collections.abc import Mapping
 import torch
 from torch import Tensor, nn
 
+from sdm.layers.determinism import is_deterministic, token_by_token
 from sdm.layers.gated_delta_net import GatedDeltaNet
 from sdm.layers.interface import check_input
 from sdm.layers.short_convolution import ShortConvolution
@@ -128,7 +129,11 @@ class ShiftedKeys(nn.Module):
         streams = streams_of(x, attention_mask, None)
         check_state(state, ShiftedState, streams.count, x.device, previous=self._previous_shape())
         inner = _with_inputs(record, state.previous, x)
-        shifted, previous = self.key_input(streams.align(x), state.previous, streams)
+        if self.conv is not None and is_deterministic():
+            conv, previous = self.conv, state.previous.clone()
+            shifted = token_by_token(lambda t: conv.step_(x[:, t], previous), x.shape[1], x)
+        else:
+            shifted, previous = self.key_input(streams.align(x), state.previous, streams)
         y = self.layer.extend_(x, state.inner, attention_mask, inner, key_input=streams.restore(shifted))  # type: ignore[arg-type]
         state.previous = previous
         return y

@@ -15,6 +15,7 @@ from torch import Tensor
 from transformers import Cache
 from transformers.cache_utils import CacheLayerMixin
 
+from sdm.layers.determinism import is_deterministic
 from sdm.layers.state import LayerState, Record, Snapshot, Undo
 from sdm.models.configuration import SDMConfig
 from sdm.models.journal import BYTES, TOKENS, Journal, Mark
@@ -58,6 +59,14 @@ class LayerCache(CacheLayerMixin):
     def _run(self, layer: Any, x: Tensor, attention_mask: Tensor | None, record: Record | None = None) -> Tensor:
         """Run the layer in place where that is possible, and hand `record` what takes the tokens back."""
         before = self.state
+        if is_deterministic() and not torch.is_grad_enabled():
+            if attention_mask is not None or not self._steps:
+                raise ValueError(
+                    "sdm.layers.deterministic() is for rows without padding and layers that run in place; group rows "
+                    "of one length, and unwrap the model"
+                )
+            self.state = (layer.start_state(len(x)) if before is None else before).map(_changeable)
+            return layer.extend_(x, self.state, None, record)
         if before is None or not self._steps or torch.is_grad_enabled():
             y, self.state = layer(x, state=before, return_state=True, attention_mask=attention_mask)
             if record is not None and before is not None:
