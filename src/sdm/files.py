@@ -35,6 +35,11 @@ def explained(attempt: str) -> Iterator[None]:
         raise UserError(f"{attempt}: {' '.join(str(error).split())}") from error
 
 
+def printable(path: str | Path) -> str:
+    """Return a path as text that can be written anywhere: bytes that are no UTF-8 are shown as escapes."""
+    return str(path).encode(errors="backslashreplace").decode()
+
+
 def open_regular(path: Path) -> BufferedReader:
     """Open a file to read. Pipes and devices, which may block or never end, raise an OSError."""
     descriptor = os.open(path, os.O_RDONLY | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_BINARY", 0))

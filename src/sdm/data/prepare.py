@@ -18,7 +18,7 @@ from sdm.data.shards import FORMAT, TokenStore, TokenWriter
 from sdm.data.sources import Source
 from sdm.data.splits import SPLITS, split_documents
 from sdm.data.tokenization import CHECKSUMS, Tokenizer, keep_tokenizer, load_tokenizer, train_bpe
-from sdm.files import new_folder, remove_leftovers
+from sdm.files import new_folder, printable, remove_leftovers
 
 logger = logging.getLogger(__name__)
 
@@ -50,7 +50,7 @@ def prepare_tokens(
     key = _digest([FORMAT, description, tokenizer.fingerprint, valid_fraction, test_fraction])
     folder = cache_folder(cache_dir) / "tokens" / key[:32]
     if not folder.is_dir():
-        logger.info("tokenizing %s into %s", source.name, folder)
+        logger.info("tokenizing %s into %s", printable(source.name), printable(folder))
         with _writing(f"the tokens of {source.name!r}", folder) as temporary:
             _write_splits(source, tokenizer, valid_fraction, test_fraction, temporary, description)
     store = TokenStore(folder / split, verify)
@@ -83,7 +83,7 @@ def prepare_tokenizer(
     key = _digest([FORMAT, spec, identities, valid_fraction, test_fraction, BPE_BYTES])
     folder = cache_folder(cache_dir) / "tokenizers" / key[:32]
     if not folder.is_dir():
-        logger.info("training the tokenizer %s into %s", spec, folder)
+        logger.info("training the tokenizer %s into %s", spec, printable(folder))
         texts = (text for source in sources for text in _sample(source, valid_fraction, test_fraction))
         trained = train_bpe(texts, int(vocab_size))
         with _writing(f"the tokenizer {spec!r}", folder) as temporary:
