@@ -161,14 +161,16 @@ class GatedAttention(nn.Module, abc.ABC):
             valid = streams.valid(x.shape[1])
             record(state.undo(key, value, _all_valid(x) if valid is None else valid))
         if is_deterministic():
-            mixed = token_by_token(lambda t: self._one_(query[:, t], key[:, t], value[:, t], state), x.shape[1], query)
+            mixed = token_by_token(
+                lambda t: self._mix_token_(query[:, t], key[:, t], value[:, t], state), x.shape[1], query
+            )
             return self._output(aligned, mixed)
         mixed, after = self._attend(query, key, value, position, state, streams, True)
         assert after is not None
         state.assign_(after)
         return streams.restore(self._output(aligned, mixed))
 
-    def _one_(self, query_BHD: Tensor, key_BGD: Tensor, value_BGD: Tensor, state: KeyValueState) -> Tensor:
+    def _mix_token_(self, query_BHD: Tensor, key_BGD: Tensor, value_BGD: Tensor, state: KeyValueState) -> Tensor:
         mixed = self._attend_step_(query_BHD, key_BGD, value_BGD, state)
         state.length += 1
         return mixed
@@ -186,7 +188,7 @@ class GatedAttention(nn.Module, abc.ABC):
         query, key, value = self._project(x, state.length)
         if record is not None:
             record(state.undo(key.unsqueeze(1), value.unsqueeze(1), _all_valid(x.unsqueeze(1))))
-        return self._output(x, self._one_(query, key, value, state))
+        return self._output(x, self._mix_token_(query, key, value, state))
 
     def start_state(self, batch_size: int, learn: bool = False) -> KeyValueState:
         """The state of streams without tokens, as every `sdm.layers.interface.SequenceLayer` has it."""

@@ -137,9 +137,9 @@ class GatedDeltaNet(nn.Module):
         projected, gates = self._project(x, key_input), self._gates(x, None)
         if record is not None:
             record(state.undo(projected.unsqueeze(1), *(gate.unsqueeze(1) for gate in gates)))
-        return self._output(x, self._one_(projected, gates, state))
+        return self._output(x, self._mix_token_(projected, gates, state))
 
-    def _one_(self, projected: Tensor, gates: tuple[Tensor, ...], state: RecurrentState) -> Tensor:
+    def _mix_token_(self, projected: Tensor, gates: tuple[Tensor, ...], state: RecurrentState) -> Tensor:
         """The readings [B,H,D] of one token, from what is projected."""
         if self.conv is not None:
             projected = self.conv.step_(projected, state.tail)
@@ -165,8 +165,11 @@ class GatedDeltaNet(nn.Module):
         if record is not None:
             record(state.undo(projected, *gates))
         if is_deterministic():
-            one = lambda t: self._one_(projected[:, t], tuple(gate[:, t] for gate in gates), state)  # noqa: E731
-            return self._output(aligned, token_by_token(one, x.shape[1], projected[..., :0]))
+
+            def mix(t: int) -> Tensor:
+                return self._mix_token_(projected[:, t], tuple(gate[:, t] for gate in gates), state)
+
+            return self._output(aligned, token_by_token(mix, x.shape[1], projected[..., :0]))
         readings, after = self._recur(projected, gates, state, streams, True, None)
         assert after is not None
         state.assign_(after)

@@ -108,9 +108,9 @@ class Mamba2(nn.Module):
         projected, gates = self._project(x), self._gates(x, None)
         if record is not None:
             record(state.undo(projected.unsqueeze(1), *(gate.unsqueeze(1) for gate in gates)))
-        return self._output(x, *self._one_(projected, gates, state))
+        return self._output(x, *self._mix_token_(projected, gates, state))
 
-    def _one_(self, projected: Tensor, gates: tuple[Tensor, ...], state: RecurrentState) -> tuple[Tensor, Tensor]:
+    def _mix_token_(self, projected: Tensor, gates: tuple[Tensor, ...], state: RecurrentState) -> tuple[Tensor, Tensor]:
         """The readings and the value [B,H,D] of one token, from what is projected."""
         query, key, value = self._heads(self.conv.step_(projected, state.tail))
         return state_space_step_(state.memory, query, key, value, *gates, backend=self.backend), value
@@ -128,8 +128,11 @@ class Mamba2(nn.Module):
         if record is not None:
             record(state.undo(projected, *gates))
         if is_deterministic():
-            one = lambda t: torch.stack(self._one_(projected[:, t], tuple(gate[:, t] for gate in gates), state))  # noqa: E731
-            readings, value = token_by_token(one, x.shape[1], projected.new_zeros(2, 0, 0, 0)).unbind(0)
+
+            def mix(t: int) -> Tensor:
+                return torch.stack(self._mix_token_(projected[:, t], tuple(gate[:, t] for gate in gates), state))
+
+            readings, value = token_by_token(mix, x.shape[1], projected.new_zeros(2, 0, 0, 0)).unbind(0)
             return self._output(aligned, readings.transpose(0, 1), value.transpose(0, 1))
         readings, value, after = self._recur(projected, gates, state, streams, True, None)
         assert after is not None

@@ -1,4 +1,4 @@
-"""What a model remembers of one stream of tokens, as a thing of its own: to keep, fork, compare, save and resume.
+"""The state of a model after one stream of tokens: to keep, fork, compare, rewind, save and resume.
 
 An SDM memory is a huge table of which a stream changes a part. A `MemoryState` keeps the rows that differ from the
 learned initial table M0, which belongs to the model. Its tensors never change, so forks share them; only a cache, the
@@ -40,6 +40,7 @@ class SlotRows:
 
     @property
     def nbytes(self) -> int:
+        """Bytes of slots and rows."""
         return self.index.nbytes + self.rows.nbytes
 
 
@@ -62,6 +63,7 @@ class Memory:
         return table.view(self.shape)
 
     def start(self) -> Tensor:
+        """Return a copy of the initial table, [H,N,D]."""
         if self.base is None:
             device = self.changes[0].rows.device if self.changes else None
             return torch.zeros(self.shape, dtype=self.dtype, device=device)
@@ -303,14 +305,14 @@ class MemoryState:
             zip(mixers, state_file.split_layers(path, tensors, len(mixers)), strict=True)
         ):
             example, content = mixer.start_state(0), Content()
-            found = {name: x.to(device) for name, x in layer.items()}
+            stored = {name: x.to(device) for name, x in layer.items()}
             for name, memory in _tables(mixer).items():
                 slots = memory.num_heads * memory.num_slots
-                index, rows = state_file.take_slots(path, place, found, slots, memory.head_dim)
+                index, rows = state_file.take_slots(path, place, stored, slots, memory.head_dim)
                 content[name] = _memory(memory, rows.dtype, (SlotRows(index, rows),))
             expected = {name: x for name, x in example.tensors().items() if name not in content}
-            state_file.check_tensors(path, place, found, expected, length)
-            contents.append({**content, **found})
+            state_file.check_tensors(path, place, stored, expected, length)
+            contents.append({**content, **stored})
         return cls(model_id, tuple(contents), length, owned, header["pending"], history)
 
     def _memories(self) -> dict[int, Memory]:

@@ -93,24 +93,24 @@ def split_history(
 
 def split_layers(path: str | PathLike[str], tensors: dict[str, Tensor], layers: int) -> list[dict[str, Tensor]]:
     """The tensors of each layer, by their names within it."""
-    found: list[dict[str, Tensor]] = [{} for _ in range(layers)]
-    places = {str(place): part for place, part in enumerate(found)}
+    stored: list[dict[str, Tensor]] = [{} for _ in range(layers)]
+    places = {str(place): part for place, part in enumerate(stored)}
     for name, x in tensors.items():
         prefix, _, rest = name.partition(".")
         place, _, own = rest.partition(".")
         if prefix != "layers" or place not in places:
             raise error(path, f"it has {name}, which is of none of the model's {layers} layers")
         places[place][own] = x
-    return found
+    return stored
 
 
 def take_slots(
-    path: str | PathLike[str], layer: int, found: dict[str, Tensor], slots: int, channels: int
+    path: str | PathLike[str], layer: int, stored: dict[str, Tensor], slots: int, channels: int
 ) -> tuple[Tensor, Tensor]:
     """Takes the changed rows of a table out of the tensors of a layer: slots [n] and rows [n,D]."""
-    if not {"slots", "rows"} <= set(found):
-        raise error(path, f"layer {layer} needs slots and rows, got {sorted(found)}")
-    index, rows = found.pop("slots"), found.pop("rows")
+    if not {"slots", "rows"} <= set(stored):
+        raise error(path, f"layer {layer} needs slots and rows, got {sorted(stored)}")
+    index, rows = stored.pop("slots"), stored.pop("rows")
     if (
         index.dim() != 1
         or rows.shape != (len(index), channels)
@@ -124,16 +124,16 @@ def take_slots(
 
 
 def check_tensors(
-    path: str | PathLike[str], layer: int, found: dict[str, Tensor], expected: dict[str, Tensor], tokens: int
+    path: str | PathLike[str], layer: int, stored: dict[str, Tensor], expected: dict[str, Tensor], tokens: int
 ) -> None:
     """Compare a layer's tensors with those of a fresh state of the model."""
-    if set(found) != set(expected):
-        raise error(path, f"layer {layer} needs {sorted(expected)}, got {sorted(found)}")
-    for name, x in found.items():
+    if set(stored) != set(expected):
+        raise error(path, f"layer {layer} needs {sorted(expected)}, got {sorted(stored)}")
+    for name, x in stored.items():
         like, shape = expected[name], list(expected[name].shape)
         shape[0] = 1  # the example has no streams
         if name in ("key", "value") and shape[2] == 0:
-            shape[2] = int(found["length"].sum())  # attention to everything keeps all tokens
+            shape[2] = int(stored["length"].sum())  # attention to everything keeps all tokens
         if list(x.shape) != shape:
             raise error(path, f"layer {layer} has {name} of shape {list(x.shape)}, expected {shape}")
         if x.dtype != like.dtype and not (x.is_floating_point() and like.is_floating_point()):
