@@ -12,6 +12,7 @@ from cli.test_commands import refusal
 from sdm.cli import main
 from sdm.evaluation.eval_model import open_model
 from sdm.evaluation.memory_access import probe_access
+from sdm.evaluation.memory_reads import probe_reads
 from sdm.evaluation.probe import Probe, probe_texts
 from sdm.evaluation.results import read_results
 from sdm.files import write_checked_json
@@ -52,7 +53,9 @@ def test_a_run_on_text(run: Path, capsys: pytest.CaptureFixture[str], monkeypatc
     assert summary["access"] == json.loads(json.dumps(probe_access(lm.model, texts.rows).describe()))
     assert f"{summary['access']['read']['effective_mean']:.3f}" in table
     assert 0 < summary["memory"]["mean"]["slots_written"] <= 1
-    names = {f"{name}.{kind}" for name in ("cumulative_mass", "effective_keys") for kind in ("png", "svg")}
+    assert "Reads and writes of run" in words
+    assert summary["reads"] == json.loads(json.dumps(probe_reads(lm.model, texts.rows)))
+    names = {f"{name}.{kind}" for name in ("cumulative_mass", "effective_keys", "reads") for kind in ("png", "svg")}
     assert {file.name for file in (folder / "figures").iterdir()} == names
     # The short name measures the same, and what is done is not done again.
     before = (folder / "results.json").read_text()

@@ -13,21 +13,21 @@ Shapes: T time, H heads, D value channels, N slots, R reads.
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from sdm.layers import GatedDeltaNet, ShiftedKeys, SparseDeltaMemory
+from sdm.layers import GatedDeltaNet, ShiftedKeys, SparseDeltaMemory, read_statistics
 from sdm.layers.attention import GatedAttention
 from sdm.layers.memory_statistics import evaluating
 from sdm.layers.reads import Reads, has_reads, layer_reads, memory_reads
 from sdm.layers.state import LayerState
 from sdm.models import MemoryState, SDMCache, SDMForCausalLM
 from sdm.models.modeling import SDMBlock
+from sdm.models.reads import captured_inputs
 from sdm.ops.sparse_delta_map import sparse_delta_writes
 
 TOLERANCE = 1e-5
@@ -76,28 +76,16 @@ class LayerTrace:
 
     def contributions(self, head: int = 0) -> Tensor:
         """|S[t,l]| |delta[l]| as a sparse CSR tensor [T,T]: how much of token l is in the reading of token t."""
-        matrix = self.matrix(head)
-        sizes = self.delta_norm[:, head].double().cpu()[matrix.col_indices()]
-        values = matrix.values().abs() * sizes
-        return _csr(matrix.crow_indices(), matrix.col_indices(), values, matrix.shape[0])
+        return read_statistics.contributions(self.reads, head)
 
     def before_share(self) -> Tensor:
         """[T,H] the size of what the state before the first token brings, as a share of the sizes of all parts."""
-        before = self.reads.before[0].norm(dim=-1).double().cpu()
-        parts = torch.stack([_row_sums(self.contributions(head)) for head in range(self.num_heads)], dim=-1)
-        total = before + parts
-        return torch.where(total > 0, before / total.clamp(min=torch.finfo(torch.float64).tiny), 0.0)
+        return torch.stack([read_statistics.before_share(self.reads, head) for head in range(self.num_heads)], dim=-1)
 
     def distances(self) -> tuple[Tensor, Tensor]:
         """How far back the layer reads: [P] distances t - l, and [P] their shares of their rows' contributions."""
-        distances, shares = [], []
-        for head in range(self.num_heads):
-            matrix = self.contributions(head)
-            row = torch.repeat_interleave(torch.arange(matrix.shape[0]), matrix.crow_indices().diff())
-            total = _row_sums(matrix)[row]
-            distances.append(row - matrix.col_indices())
-            shares.append(torch.where(total > 0, matrix.values() / total.clamp(min=1e-300), 0.0))
-        return torch.cat(distances), torch.cat(shares)
+        heads = [read_statistics.distances(self.reads, head) for head in range(self.num_heads)]
+        return torch.cat([distance for distance, _ in heads]), torch.cat([share for _, share in heads])
 
     @torch.no_grad()
     def without(self, tokens: Sequence[int], *, hold: bool = False) -> Tensor:
@@ -204,7 +192,7 @@ def trace(
     cache = SDMCache(model.config) if state is None else state.cache(model)
     before = {i: _copied(cache.layers[i].state) for i in blocks}
     past = cache.get_seq_length()
-    with evaluating(model), _captured(blocks) as inputs:
+    with evaluating(model), captured_inputs(blocks) as inputs:
         logits = model(input_ids=input_ids.to(model.device), past_key_values=cache, use_cache=True).logits
         traced = tuple(_trace_layer(i, block, inputs[i], before[i], threshold) for i, block in blocks.items())
     nll = torch.full((input_ids.shape[1],), torch.nan)
@@ -223,21 +211,6 @@ def _trace_layer(index: int, block: SDMBlock, x: Tensor, state: LayerState | Non
     if threshold:
         whole = layer_reads(block.mixer, x, state, threshold=threshold)
     return LayerTrace(index, block.layer_type, block.mixer, whole, error)
-
-
-@contextmanager
-def _captured(blocks: dict[int, SDMBlock]) -> Iterator[dict[int, Tensor]]:
-    """Collect what the mixers of these blocks are given in the forward passes inside of the `with` block."""
-    inputs: dict[int, Tensor] = {}
-    handles = [
-        block.mixer_norm.register_forward_hook(lambda module, args, output, i=i: inputs.__setitem__(i, output))
-        for i, block in blocks.items()
-    ]
-    try:
-        yield inputs
-    finally:
-        for handle in handles:
-            handle.remove()
 
 
 def _copied(state: LayerState | None) -> LayerState | None:
@@ -261,12 +234,3 @@ def _check_memory(blocks: Iterable[SDMBlock], time: int) -> None:
             f"about {most} tokens fit into this machine's free memory. Trace fewer tokens, or only sparse memories "
             "(layers=...)"
         )
-
-
-def _row_sums(matrix: Tensor) -> Tensor:
-    rows = torch.repeat_interleave(torch.arange(matrix.shape[0]), matrix.crow_indices().diff())
-    return torch.zeros(matrix.shape[0], dtype=matrix.dtype).index_add_(0, rows, matrix.values())
-
-
-def _csr(row_offsets: Tensor, source: Tensor, values: Tensor, time: int) -> Tensor:
-    return torch.sparse_csr_tensor(row_offsets, source, values, (time, time), check_invariants=True)

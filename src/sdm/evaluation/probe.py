@@ -1,4 +1,6 @@
-"""`sdm eval probe`: how a model uses the keys and slots of its memories, after the paper's appendix on memory access.
+"""`sdm eval probe`: how a model uses its memories: keys and slots, how far back it reads, how long a write survives.
+
+Keys and slots are measured as in the paper's appendix on memory access, the rest by `sdm.evaluation.memory_reads`.
 
 The appendix takes "the first B = 8 documents whose tokenized length is at least T = 8192, truncates each document to
 2048 tokens, and performs a single deterministic forward pass on this 8 x 8192 batch", which cannot all be true. Taken
@@ -24,6 +26,7 @@ from sdm.evaluation.documents import TextMeasurement
 from sdm.evaluation.eval_model import EvalModel
 from sdm.evaluation.measurement import Plan, Result, Unit
 from sdm.evaluation.memory_access import SIDES, KeyUse, memory_stats, probe_access
+from sdm.evaluation.memory_reads import probe_reads, reads_chart, reads_table
 from sdm.evaluation.report import Chart, Grid, Look, Point, Report, Table, Violin, Violins
 from sdm.layers.memory_statistics import sdm_layers
 
@@ -36,7 +39,7 @@ Uses = Mapping[str, Mapping[str, KeyUse]]
 
 @dataclass(frozen=True)
 class Probe(TextMeasurement):
-    """How the memories of SDM layers use their keys and slots: the paper's appendix on memory access."""
+    """How SDM layers use their keys and slots (the paper's appendix on memory access), and how far back they read."""
 
     documents: int = 8
     """The first so many documents of 8,192 tokens or more, as in the paper; shorter ones if there are not so many."""
@@ -62,6 +65,7 @@ class Probe(TextMeasurement):
                     "note": texts.note,
                     "access": probe_access(lm.model, texts.rows).describe(),
                     "memory": {"mean": stats.mean, "layers": stats.layers},
+                    "reads": probe_reads(lm.model, texts.rows),
                 }
 
         tokens = sum(row.numel() for row in texts.rows)
@@ -72,13 +76,17 @@ class Probe(TextMeasurement):
         return next(iter(results.values()))
 
     def report(self, summaries: Mapping[str, dict[str, Any]]) -> Report:
-        """A table per model with a row per layer, and the paper's two figures."""
+        """Two tables per model, with a row per layer and per head, the paper's two figures, and one of the reads."""
         uses = {
             name: {side: KeyUse.from_json(summary["access"][side]) for side in SIDES}
             for name, summary in summaries.items()
         }
+        # Results of before there were maps of reads have none.
+        reads = {name: summary["reads"] for name, summary in summaries.items() if "reads" in summary}
         tables = [_table(name, summary) for name, summary in summaries.items()]
-        return Report(tables, [cumulative_mass_chart(uses), effective_keys_chart(uses)])
+        tables += [reads_table(name, layers) for name, layers in reads.items()]
+        charts: list[Grid] = [cumulative_mass_chart(uses), effective_keys_chart(uses)]
+        return Report(tables, [*charts, reads_chart(reads)] if reads else charts)
 
 
 def _table(name: str, summary: Mapping[str, Any]) -> Table:

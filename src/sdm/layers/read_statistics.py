@@ -1,0 +1,146 @@
+"""How far back a layer reads, how much it reads of its initial state, and how long what a memory writes survives.
+
+Shapes: B batch, T time, H heads, N slots, W writes, D value channels, P pairs, C sampled writes.
+"""
+
+from __future__ import annotations
+
+import math
+import warnings
+
+import torch
+from torch import Tensor
+
+from sdm.layers.reads import Reads
+from sdm.ops import sparse_delta_rule_
+from sdm.ops.sparse_delta_rule.inputs import Tokens
+
+SAMPLES = 16
+"""Writes of a text whose survival is followed, evenly spread."""
+
+
+def contributions(reads: Reads, head: int, batch: int = 0) -> Tensor:
+    """|S[t,l]| |delta[l]| as a sparse CSR tensor [T,T]: how much of token l is in the reading of token t."""
+    matrix = reads.read_map.matrix(batch, head)
+    sizes = reads.delta[batch, :, head].norm(dim=-1).double().cpu()[matrix.col_indices()]
+    with warnings.catch_warnings():  # torch calls its CSR tensors a beta feature
+        warnings.filterwarnings("ignore", "Sparse CSR")
+        return torch.sparse_csr_tensor(
+            matrix.crow_indices(),
+            matrix.col_indices(),
+            matrix.values().abs() * sizes,
+            tuple(matrix.shape),
+            check_invariants=True,
+        )
+
+
+def before_share(reads: Reads, head: int, batch: int = 0) -> Tensor:
+    """[T] what the state before the first token brings to each reading, as a share of the sizes of all its parts."""
+    before = reads.before[batch, :, head].norm(dim=-1).double().cpu()
+    matrix = contributions(reads, head, batch)
+    total = before + _row_sums(matrix, _rows(matrix))
+    return torch.where(total > 0, before / total.clamp(min=torch.finfo(torch.float64).tiny), 0.0)
+
+
+def distances(reads: Reads, head: int, batch: int = 0) -> tuple[Tensor, Tensor]:
+    """How far back a head reads: [P] distances t - l, and [P] their shares of their rows' contributions."""
+    matrix = contributions(reads, head, batch)
+    row = _rows(matrix)
+    total = _row_sums(matrix, row)[row]
+    share = torch.where(total > 0, matrix.values() / total.clamp(min=1e-300), 0.0)
+    return row - matrix.col_indices(), share
+
+
+@torch.no_grad()
+def write_survival(tokens: Tokens, num_slots: int, update: str = "delta") -> dict[int, tuple[Tensor, Tensor]]:
+    """Follow some writes of a text: how much of each is left after 1, 2, 4, ... tokens.
+
+    A write spreads over its slots in proportion to its weights k. Later writes decay some of these slots, and the delta
+    rule (or the slot rule) overwrites them. Both are linear in what a memory holds, so that the op itself follows a
+    write: in a channel of its own, in which all other tokens write zero.
+
+    Args:
+        tokens: of one text, [1,T,H,...].
+        num_slots: N.
+        update: "delta" or "slot".
+
+    Returns:
+        By the distance in tokens: the length of what is left of a write relative to the write, [C,H], and the same if
+        nothing were overwritten, [C,H]. NaN for a write whose gate was closed.
+    """
+    time, heads = tokens.beta.shape[1:]
+    period = 1 << max(0, int(math.log2(max(time // SAMPLES, 1))))
+    writes = list(range(period - 1, time, period))[:SAMPLES]
+    places = torch.tensor(writes, device=tokens.beta.device)
+    value = torch.zeros(1, time, heads, len(writes), device=tokens.value.device)
+    value[0, places, :, torch.arange(len(writes))] = 1
+    followed = tokens._replace(
+        value=value,
+        read_index=tokens.read_index[..., :1],
+        read_weight=tokens.read_weight[..., :1],
+        **{name: getattr(tokens, name).float() for name in ("write_weight", "beta", "log_decay")},
+    )
+    followed = followed._replace(read_weight=followed.read_weight.float())
+    memory = torch.zeros(1, heads, num_slots, len(writes), device=value.device)
+    decay = torch.zeros(heads, num_slots, dtype=torch.float64, device=value.device)
+    index_CHW = tokens.write_index[0, places].long()
+    key_CHW = tokens.write_weight[0, places].double()
+    size_CH = key_CHW.norm(dim=-1) * tokens.beta[0, places].double()
+    at_write = torch.zeros_like(key_CHW)
+    left: dict[int, list[tuple[Tensor, Tensor]]] = {}
+    start = 0
+    for end in _cuts(time, period, len(writes)):
+        _run(followed, start, end, memory, decay, update)
+        start = end
+        for number in range(min(end // period, len(writes))):
+            distance = end - 1 - writes[number]
+            if distance == 0:
+                at_write[number] = decay.gather(1, index_CHW[number])
+            elif distance & (distance - 1) == 0:
+                kept = memory[0, :, :, number].double().norm(dim=-1) / size_CH[number]
+                factor = (decay.gather(1, index_CHW[number]) - at_write[number]).exp()
+                decayed = (key_CHW[number] * factor).norm(dim=-1) / key_CHW[number].norm(dim=-1)
+                closed = size_CH[number] < 1e-6
+                pair = (kept.masked_fill(closed, torch.nan), decayed.masked_fill(closed, torch.nan))
+                left.setdefault(distance, []).append(pair)
+    return {
+        distance: (torch.stack([kept for kept, _ in pairs]).cpu(), torch.stack([decayed for _, decayed in pairs]).cpu())
+        for distance, pairs in sorted(left.items())
+    }
+
+
+def half_life(distance: list[int], left: list[float]) -> float | None:
+    """The distance at which a survival curve falls to one half, interpolated; None if it does not within the text."""
+    x, y = 0.0, 1.0
+    for here, value in zip(distance, left, strict=True):
+        if value <= 0.5:
+            return x + (here - x) * (y - 0.5) / max(y - value, 1e-12)
+        x, y = float(here), value
+    return None
+
+
+def _cuts(time: int, period: int, writes: int) -> list[int]:
+    """Numbers of tokens after which some followed write is a power of two old, or new."""
+    cuts = set()
+    for write in range(writes):
+        first = period * (write + 1)
+        cuts |= {first, *(first + (1 << i) for i in range(time.bit_length()))}
+    return sorted(cut for cut in cuts if cut <= time)
+
+
+def _run(tokens: Tokens, start: int, end: int, memory: Tensor, decay: Tensor, update: str) -> None:
+    """Advance the memory, and the sum of log decays of every slot, by the tokens start ... end - 1."""
+    piece = Tokens(*(x[:, start:end] for x in tokens))
+    sparse_delta_rule_(memory, *piece, update=update)
+    log_decay = piece.log_decay if piece.log_decay.dim() == 4 else piece.log_decay.unsqueeze(-1)
+    index_HTW = piece.write_index[0].long().transpose(0, 1)
+    amount_HTW = log_decay[0].double().transpose(0, 1).expand_as(index_HTW)
+    decay.scatter_add_(1, index_HTW.flatten(1), amount_HTW.flatten(1))
+
+
+def _rows(matrix: Tensor) -> Tensor:
+    return torch.repeat_interleave(torch.arange(matrix.shape[0]), matrix.crow_indices().diff())
+
+
+def _row_sums(matrix: Tensor, row: Tensor) -> Tensor:
+    return torch.zeros(matrix.shape[0], dtype=matrix.dtype).index_add_(0, row, matrix.values())
