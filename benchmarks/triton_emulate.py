@@ -25,8 +25,9 @@ from torch import Tensor
 from sdm import ops
 from sdm.ops.sequences import Call
 from sdm.ops.sparse_delta_rule.inputs import Tokens
-from sdm.ops.sparse_delta_rule.triton import ROUNDING_LIMIT, SHARE, layout, sparse_delta_rule_triton
+from sdm.ops.sparse_delta_rule.triton import ROUNDING_LIMIT, SHARE, host, layout, sparse_delta_rule_triton
 
+TABLE_PROGRAMS = host.TABLE_PROGRAMS
 TOLERANCE = {torch.float32: 1e-5, torch.bfloat16: 2e-2}
 LEVEL_TOLERANCE = {torch.float32: 1e-6, torch.bfloat16: 2e-2}
 
@@ -50,6 +51,8 @@ class Case:
     decay: float = 0.4
     share: int = SHARE
     kind: str = "planned"
+    one_table: bool = False
+    """Let packed documents share a table; there is no final state then."""
     many: bool = False
     """Use the layout for many programs."""
     edges: bool = False
@@ -61,14 +64,14 @@ class Case:
 LEVELS = {1: (1, 768), 8: (2, 960), 13: (2, 1920)}
 """H and D. The tables are smaller than those of the levels, and hot: tokens of a chunk share slots."""
 
-SMALL: dict[str, Case] = {
+CASES: dict[str, Case] = {
     "W = R = 4": Case(B=2, T=21, H=2, W=4, R=4, N=16, D=6),
     "packed, slot rule": Case(T=22, W=3, R=5, N=11, D=6, update="slot", per_write=True, documents=(0, 3, 3, 22)),
-}
-CASES: dict[str, Case] = SMALL | {
     "W = R = 4, many": Case(B=2, T=21, H=2, W=4, R=4, N=16, D=6, many=True),
     "W = R = 64, many": Case(T=13, many=True),
     "strong decay, short ring, many": Case(T=9, D=16, decay=60.0, share=10**9, many=True),
+    "packed, one table": Case(T=22, H=2, W=3, R=5, N=11, D=6, documents=(0, 3, 3, 12, 22), one_table=True),
+    "packed, one table, W = R = 64": Case(T=13, D=16, N=128, documents=(0, 4, 4, 5, 13), one_table=True),
     "packed, many": Case(T=13, D=16, documents=(0, 4, 4, 5, 13), many=True),
     "W = R = 1": Case(T=40, W=1, R=1, N=4, D=4),
     "W = R = 16": Case(B=2, T=19, H=2, W=16, R=16, N=100, D=24),
@@ -117,19 +120,20 @@ def make(case: Case) -> tuple[Tokens, Tensor]:
     return tokens, torch.randn(case.H, case.N, case.D, generator=generator).to(case.dtype)
 
 
-def _both(run: Callable[[Tokens, Tensor], tuple[Tensor, Tensor]], tokens: Tokens, table: Tensor) -> dict[str, Tensor]:
-    """Output, final state and gradients."""
+def _both(run: Callable[[Tokens, Tensor], list[Tensor]], tokens: Tokens, table: Tensor) -> dict[str, Tensor]:
+    """Output, final state (if the call returns it) and gradients."""
     leaves = [x.detach().clone().requires_grad_(x.is_floating_point()) for x in (*tokens, table)]
-    y, final = run(Tokens(*leaves[:7]), leaves[7])
+    outputs = run(Tokens(*leaves[:7]), leaves[7])
     generator = torch.Generator().manual_seed(1)
-    grads = [torch.randn(x.shape, generator=generator).to(x.dtype) for x in (y, final)]
+    grads = [torch.randn(x.shape, generator=generator).to(x.dtype) for x in outputs]
     names = (*Tokens._fields, "initial_state")
     wanted = {name: x for name, x in zip(names, leaves, strict=True) if x.requires_grad}
-    given = torch.autograd.grad([y, final], list(wanted.values()), grads)
-    return {"y": y.detach(), "final_state": final.detach(), **dict(zip(wanted, given, strict=True))}
+    given = torch.autograd.grad(outputs, list(wanted.values()), grads)
+    named = dict(zip(("y", "final_state"), (x.detach() for x in outputs), strict=False))
+    return {**named, **dict(zip(wanted, given, strict=True))}
 
 
-def _reference(case: Case, tokens: Tokens, table: Tensor, bounds: Tensor | None) -> tuple[Tensor, Tensor]:
+def _reference(case: Case, tokens: Tokens, table: Tensor, bounds: Tensor | None) -> list[Tensor]:
     """In float64: the token loop, or the compiled core where that would take minutes."""
     y, final = ops.sparse_delta_rule(
         *tokens,
@@ -140,7 +144,7 @@ def _reference(case: Case, tokens: Tokens, table: Tensor, bounds: Tensor | None)
         backend="auto" if case.edges else "reference",
     )
     assert final is not None
-    return y, final
+    return [y] if case.one_table else [y, final]
 
 
 def _edges(size: int) -> list[int]:
@@ -155,11 +159,13 @@ def compare(case: Case, target: str, change: Callable[[Program], Program] | None
     wide = tokens.to(torch.float64), table.double()
     expected = _both(lambda *x: _reference(case, *x, bounds), *wide)
 
-    def run(tokens: Tokens, table: Tensor) -> tuple[Tensor, Tensor]:
-        call = Call(tokens, table, case.N, bounds, update=case.update)
-        return sparse_delta_rule_triton(call, ROUNDING_LIMIT, case.share, case.kind)
+    def run(tokens: Tokens, table: Tensor) -> list[Tensor]:
+        call = Call(tokens, table, case.N, bounds, not case.one_table, case.update)
+        y, final = sparse_delta_rule_triton(call, ROUNDING_LIMIT, case.share, case.kind)
+        return [y] if case.one_table else [y, final]
 
     only = dict.fromkeys(("forward_kernel", "backward_kernel"), _edges) if case.edges else {}
+    host.TABLE_PROGRAMS = 0 if case.one_table else TABLE_PROGRAMS
     with emulated(target, only=only, change=change) as emulation, layout.chosen(case.many):
         results = _both(run, tokens, table)
     worst = 0.0

@@ -4,12 +4,16 @@ and takes the interpreter minutes (`make triton-test`)."""
 from __future__ import annotations
 
 import math
+import sys
+import weakref
 from typing import Any
 
 import numpy
 import pytest
 import torch
 from torch import Tensor
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from helpers import assert_close, assert_identical, outputs_and_gradients, random_tokens, relative_error
 from sdm.ops import sparse_delta_rule, sparse_delta_rule_, sparse_delta_step_
@@ -104,6 +108,78 @@ def test_launches_do_not_depend_on_the_length(number: int) -> None:
     with record() as launches:
         sparse_delta_rule(*level(number, 64).tokens, initial_state=level(number, 64).initial_state, backend="triton")
     assert len(launches) == 2
+
+
+@needs_interpreter
+@pytest.mark.parametrize(("initial_grad", "programs", "groups"), [(False, 0, 8), (True, 0, 8), (True, 4, 2)])
+def test_documents_share_a_table(
+    monkeypatch: pytest.MonkeyPatch, initial_grad: bool, programs: int, groups: int
+) -> None:
+    """Documents that touch the same slots, one of them empty: one head or two documents at a time."""
+    host = sys.modules[forward.__module__]
+    monkeypatch.setattr(host, "TABLE_PROGRAMS", programs)
+    monkeypatch.setattr(host, "PARTS", 1)  # windows of a chunk
+    tokens = random_tokens(1, 25, 2, W=3, R=5, N=11, D=6)
+    state = torch.randn(2, 11, 6, dtype=torch.float64)
+    bounds = torch.tensor([0, 3, 3, 20, 25])
+
+    def call(backend: str) -> Any:
+        def rule(*inputs: Tensor) -> tuple[Tensor, ...]:
+            initial = inputs[7] if initial_grad else state
+            y, _ = sparse_delta_rule(*inputs[:7], initial_state=initial, cu_seqlens=bounds, backend=backend)
+            return (y,)
+
+        return rule
+
+    inputs = (*tokens, state) if initial_grad else tokens
+    expected = outputs_and_gradients(call("reference"), inputs)
+    with record() as launches:
+        result = outputs_and_gradients(call("triton"), inputs)
+    assert_close(result, expected, 1e-12)
+    names = [x.name for x in launches]
+    assert names.count("forward_kernel") == groups
+    assert names.count("restore_kernel") == groups - 1 + (groups if initial_grad else groups - 1)
+
+
+class PeakMemory(TorchDispatchMode):
+    """Bytes of the tensors that exist at once, of those made in the block. Works without memory."""
+
+    def __init__(self, *known: Tensor) -> None:
+        super().__init__()
+        self.now = self.peak = 0
+        self.seen = {x.untyped_storage()._cdata for x in known}
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        result = func(*args, **(kwargs or {}))
+        for x in torch.utils._pytree.tree_leaves(result):
+            if isinstance(x, Tensor) and (key := x.untyped_storage()._cdata) not in self.seen:
+                size = x.untyped_storage().nbytes()
+                self.seen.add(key)
+                self.now += size
+                self.peak = max(self.peak, self.now)
+                weakref.finalize(x.untyped_storage(), self.gone, key, size)
+        return result
+
+    def gone(self, key: int, size: int) -> None:
+        self.seen.discard(key)
+        self.now -= size
+
+
+def test_packed_documents_take_the_memory_of_one() -> None:
+    """Backward of a row of level 13 with a learned initial table, on tensors without memory."""
+
+    def peak(documents: int, time: int = 8192) -> int:
+        problem = level(13, time)._replace(cu_seqlens=torch.empty(documents + 1, dtype=torch.int64, device="meta"))
+        value = problem.tokens.value
+        residual = torch.empty_like(value, dtype=torch.float32)
+        assert problem.initial_state is not None
+        with record(), PeakMemory(value, residual, problem.initial_state) as memory:
+            backward(problem, Plan(ROUNDING_LIMIT, 8, "planned"), residual, value, None)
+        return memory.peak
+
+    one, twelve = peak(1), peak(12)
+    assert one > 2 * 4 * 230400 * 3840  # a table and its gradient
+    assert twelve <= 1.2 * one, (one, twelve)
 
 
 def test_layouts() -> None:
@@ -208,6 +284,16 @@ def test_snapshots_are_less_exact_than_planned_inversion() -> None:
     }
     assert error["planned"] <= 1e-5
     assert 1e-5 < error["bf16"] < error["fp8"] < error["int4"] < math.inf, error
+
+
+def test_old_gpus_refuse_fp8(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (8, 0))
+    tokens = random_tokens(1, 3, 1, dtype=torch.float32)
+    with FakeTensorMode():
+        there = Tokens(*(torch.empty(x.shape, dtype=x.dtype, device="cuda") for x in tokens))
+        call = Call(there, torch.empty(1, 9, 5, device="cuda"), 9)
+        with pytest.raises(ValueError, match=r'"fp8" needs .* 8\.9 or newer, cuda:0 has 8\.0; use "planned"'):
+            sparse_delta_rule_triton(call, kind="fp8")
 
 
 def test_what_it_refuses_is_said() -> None:

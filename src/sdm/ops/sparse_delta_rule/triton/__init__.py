@@ -16,12 +16,21 @@ from sdm.ops.triton.backend import TritonBackend
 ROUNDING_LIMIT = 192.0
 # Backward keeps at most one of so many old rows at a time; a sequence that needs more is run again from its start.
 SHARE = 8
+# What NVIDIA GPUs need to convert to and from 8-bit floats.
+FP8_CAPABILITY = (8, 9)
 
 
 def sparse_delta_rule_triton(
     call: Call, rounding_limit: float = ROUNDING_LIMIT, share: int = SHARE, kind: str = "planned"
 ) -> tuple[Tensor, Tensor]:
     """`kind` may be "bf16", "fp8" or "int4": backward then keeps all old rows in that format, as the paper does."""
+    if kind == "fp8" and call.device.type == "cuda" and torch.version.hip is None:
+        capability = torch.cuda.get_device_capability(call.device)
+        if capability < FP8_CAPABILITY:
+            raise ValueError(
+                f'kind "fp8" needs a GPU of compute capability {FP8_CAPABILITY[0]}.{FP8_CAPABILITY[1]} or newer, '
+                f'{call.device} has {capability[0]}.{capability[1]}; use "planned", "bf16" or "int4"'
+            )
     inputs = [x for x in (*call.tokens, call.state) if x is not None]
     track = torch.is_grad_enabled() and any(x.requires_grad for x in inputs)
     y, final_state, _ = torch.ops.sdm.sparse_delta_rule_triton(

@@ -20,19 +20,19 @@ import triton.language as tl
 
 from sdm.ops.sparse_delta_rule.triton.chains import add_later_accesses, add_older_pushes, add_reads_before_writes
 from sdm.ops.sparse_delta_rule.triton.forward import combine, gather
-from sdm.ops.sparse_delta_rule.triton.replay import replay, reset, ring_of
+from sdm.ops.sparse_delta_rule.triton.replay import replay, reset, ring_of, ring_position
 from sdm.ops.sparse_delta_rule.triton.rows import kept_rows
 from sdm.ops.sparse_delta_rule.triton.sequences import at_cell, below, sequence_bounds
 
 
-@triton.jit(do_not_specialize=["time", "low", "high", "span"])
+@triton.jit(do_not_specialize=["time", "begin", "low", "high", "span"])
 def backward_kernel(  # type: ignore[no-untyped-def]
     write_weight, beta, log_decay, read_weight, cu_seqlens,
     write_slot, prev, next_of_write, factor, keep, after, solve,
     read_slot, seen, next_of_read, mix, depth, length,
     residual, initial, table, allowance, saved, scales, flags, counts, lowest,
     grad_y, grad_table, grad_value, partial,
-    time, low, high, span, rings, limit, N, streams, initial_stride,
+    time, begin, low, high, span, rings, limit, N, streams, initial_stride,
     H: tl.constexpr, D: tl.constexpr, W: tl.constexpr, R: tl.constexpr,
     C: tl.constexpr, WP: tl.constexpr, RP: tl.constexpr, RB: tl.constexpr, S: tl.constexpr,
     SHARE: tl.constexpr, SMALLEST: tl.constexpr, KIND: tl.constexpr,
@@ -42,7 +42,8 @@ def backward_kernel(  # type: ignore[no-untyped-def]
     ACC: tl.constexpr = residual.dtype.element_ty
     slabs = tl.cdiv(D, S)
     slab = tl.program_id(0) % slabs
-    stream = tl.program_id(0) // slabs
+    local = tl.program_id(0) // slabs
+    stream = begin + local
     head = stream % H
     sequence = stream // H
     start, end = sequence_bounds(cu_seqlens, sequence, time, PACKED)
@@ -57,10 +58,10 @@ def backward_kernel(  # type: ignore[no-untyped-def]
 
     channel = slab * S + tl.arange(0, S)
     lane = below(channel, D, S)
-    program = slab.to(tl.int64) * streams + stream
+    program = slab.to(tl.int64) * streams + local
     tokens = tl.where(PACKED, time, time * (streams // H)).to(tl.int64)
-    table += stream.to(tl.int64) * N * D
-    grad_table += stream.to(tl.int64) * N * D
+    table += local.to(tl.int64) * N * D
+    grad_table += local.to(tl.int64) * N * D
     if INITIAL:
         initial += sequence.to(tl.int64) * initial_stride + head.to(tl.int64) * N * D
     allowance += program * N
@@ -163,7 +164,7 @@ def backward_kernel(  # type: ignore[no-untyped-def]
         rows *= (1 / tl.load(at_cell(keep, first, head, H, W) + at, mask=inverted, other=1))[:, :, None]
         copied = how == 1
         place = tl.reshape(tl.cumsum(tl.reshape(copied.to(tl.int32), (C * WP,)), 0), (C, WP)) - 1
-        position = ring + (tl.load(counts + first * H + head) + place) % capacity
+        position = ring_position(ring, capacity, tl.load(counts + first * H + head), place)
         restored = kept_rows(position, copied, lane, saved, scales, S, KIND, ACC)
         rows = tl.where(inverted[:, :, None], rows, restored)
         address = table + code.to(tl.int64)[:, :, None] * D + channel[None, None, :]

@@ -34,24 +34,25 @@ def gather(table, code, there, channel, lane, D):  # type: ignore[no-untyped-def
     return tl.load(address, mask=there[:, :, None] & lane[None, None, :], other=0)
 
 
-@triton.jit(do_not_specialize=["time"])
+@triton.jit(do_not_specialize=["time", "begin"])
 def forward_kernel(  # type: ignore[no-untyped-def]
     write_weight, value, beta, read_weight, cu_seqlens,
     write_slot, prev, factor, keep, solve, read_slot, read_keep, mix, depth,
     table, residual, y,
-    time, N,
+    time, begin, N,
     H: tl.constexpr, D: tl.constexpr, W: tl.constexpr, R: tl.constexpr,
     C: tl.constexpr, WP: tl.constexpr, RP: tl.constexpr, RB: tl.constexpr, S: tl.constexpr,
     PACKED: tl.constexpr, SLOT_RULE: tl.constexpr,
 ):  # fmt: skip
     ACC: tl.constexpr = residual.dtype.element_ty
     slabs = tl.cdiv(D, S)
-    stream = tl.program_id(0) // slabs
+    place = tl.program_id(0) // slabs
+    stream = begin + place
     head = stream % H
     start, end = sequence_bounds(cu_seqlens, stream // H, time, PACKED)
     channel = tl.program_id(0) % slabs * S + tl.arange(0, S)
     lane = below(channel, D, S)
-    table += stream.to(tl.int64) * N * D
+    table += place.to(tl.int64) * N * D
     t = tl.arange(0, C)
     s = tl.arange(0, C)[None, :]
     i = tl.arange(0, WP)[None, :]

@@ -14,6 +14,7 @@ from sdm.ops.sparse_delta_rule.triton.layout import BACKWARD, FORWARD, Accesses,
 from sdm.ops.triton.launch import launch
 
 PARTS = 256 << 20  # bytes that backward's parts of the gradients of weights and gates may take at once
+TABLE_PROGRAMS = 256  # that packed documents fill a launch with; each of its streams has a table of its own
 KINDS = {"planned": None, "bf16": torch.bfloat16, "fp8": torch.float8_e4m3fn, "int4": torch.uint8}
 
 
@@ -74,13 +75,42 @@ class Problem(NamedTuple):
             return self.sizes["time"] // size + self.sequences
         return self.sequences * -(-self.sizes["time"] // size)
 
-    def table(self, start: Tensor | None, dtype: torch.dtype) -> Tensor:
-        """A new table [S,H,N,D], filled with a given one."""
+    @property
+    def streams(self) -> int:
+        """Sequences times heads."""
+        return self.sequences * self.sizes["H"]
+
+    def groups(self, layout: Layout, share_tables: bool) -> list[tuple[int, int]]:
+        """Streams that run at the same time: the first of them, and how many.
+
+        Each of them has a table. Packed documents share tables with the groups before them if their final states are
+        not needed and they begin with the same state. A group has whole documents, or a divisor of a document's heads.
+        """
+        state, value = self.initial_state, self.tokens.value
+        if self.cu_seqlens is None or not share_tables or (state is not None and state.dim() == 4):
+            return [(0, self.streams)]
+        heads, size = value.shape[2], max(TABLE_PROGRAMS // -(-value.shape[3] // layout.S), 1)
+        while size % heads and heads % size:
+            size -= 1
+        if size < heads:  # all documents with some heads, then with the next
+            return [(s * heads + head, size) for head in range(0, heads, size) for s in range(self.sequences)] or [
+                (0, 0)
+            ]
+        return [(first, min(size, self.streams - first)) for first in range(0, self.streams, size)] or [(0, 0)]
+
+    def table(self, start: Tensor | None, dtype: torch.dtype, streams: int | None = None) -> Tensor:
+        """New tables [S,H,N,D], filled with given ones; or tables [streams,N,D] for as many streams."""
         value = self.tokens.value
         shape = (self.sequences, value.shape[2], self.num_slots, value.shape[3])
-        if start is None:
-            return value.new_zeros(shape, dtype=dtype)
-        return value.new_empty(shape, dtype=dtype).copy_(start.expand(shape))
+        if streams is None or streams == self.streams:
+            if start is None:
+                return value.new_zeros(shape, dtype=dtype)
+            return value.new_empty(shape, dtype=dtype).copy_(start.expand(shape))
+        tables = value.new_zeros((streams, *shape[2:]), dtype=dtype)
+        if start is not None:
+            # Streams of the first group: heads of a document, or whole documents.
+            tables.view(-1, min(streams, shape[1]), *shape[2:]).copy_(start[:streams])
+        return tables
 
 
 class Links(NamedTuple):
@@ -141,44 +171,95 @@ def prepare(problem: Problem, layout: Layout) -> Links:
     return links
 
 
-def forward(problem: Problem, in_place: bool = False) -> tuple[Tensor, Tensor, Tensor]:
-    """Output, table after the last token, residual. In place the initial state [B,H,N,D] is the table."""
+def forward(problem: Problem, in_place: bool = False, final: bool = True) -> tuple[Tensor, Tensor, Tensor]:
+    """Output, table after the last token, residual. In place the initial state [B,H,N,D] is the table.
+
+    Without `final` the table holds nothing of use, and packed documents may share it.
+    """
     from sdm.ops.sparse_delta_rule.triton.forward import forward_kernel
 
     problem = problem.prepared()
     tokens, layout, dtype = problem.tokens, problem.layout(FORWARD), problem.dtype
     table = problem.initial_state if in_place else None
+    groups = problem.groups(layout, share_tables=not (final or in_place))
     if table is None:
-        table = problem.table(problem.initial_state, dtype)
+        table = problem.table(problem.initial_state, dtype, groups[0][1])
     y, residual = torch.empty_like(tokens.value), torch.empty_like(tokens.value, dtype=dtype)
     if y.numel() == 0:
         return y, table, residual
     links = prepare(problem, layout)
     channels = tokens.value.shape[-1]
+    for at, (begin, count) in enumerate(groups):
+        if at > 0:
+            restore(problem, layout, links, groups[at - 1], table)
+            _next_heads(problem, table, groups[at - 1][0], begin)
+        launch(
+            forward_kernel,
+            (count * -(-channels // layout.S),),
+            tokens.write_weight,
+            tokens.value,
+            tokens.beta,
+            tokens.read_weight,
+            problem.cu_seqlens,
+            **_chosen(links, "write_slot prev factor keep solve read_slot read_keep mix depth"),
+            table=table,
+            residual=residual,
+            y=y,
+            begin=begin,
+            N=problem.num_slots,
+            D=channels,
+            **problem.sizes,
+            C=layout.C,
+            WP=layout.WP,
+            RP=layout.RP,
+            RB=layout.RB,
+            S=layout.S,
+            **problem.options,
+            **layout.options,
+        )
+    return y, table, residual
+
+
+def restore(
+    problem: Problem,
+    layout: Layout,
+    links: Links,
+    group: tuple[int, int],
+    table: Tensor,
+    allowance: Tensor | None = None,
+    grad_table: Tensor | None = None,
+    total: Tensor | None = None,
+) -> None:
+    """Make the tables of a group of documents ready for the next; add their gradients to `total`."""
+    from sdm.ops.sparse_delta_rule.triton.restore import restore_kernel
+
+    begin, streams = group
+    sizes, channels = problem.sizes, problem.tokens.value.shape[-1]
     launch(
-        forward_kernel,
-        (problem.sequences * problem.sizes["H"] * -(-channels // layout.S),),
-        tokens.write_weight,
-        tokens.value,
-        tokens.beta,
-        tokens.read_weight,
-        problem.cu_seqlens,
-        **_chosen(links, "write_slot prev factor keep solve read_slot read_keep mix depth"),
+        restore_kernel,
+        (streams * -(-channels // layout.S),),
+        cu_seqlens=problem.cu_seqlens,
+        **_chosen(links, "write_slot read_slot"),
+        initial=problem.initial_state,
         table=table,
-        residual=residual,
-        y=y,
+        allowance=allowance,
+        grad_table=grad_table,
+        total=total,
+        begin=begin,
         N=problem.num_slots,
+        streams=streams,
+        totals=1 if total is None else total.shape[:2].numel(),
         D=channels,
-        **problem.sizes,
+        **sizes,
         C=layout.C,
         WP=layout.WP,
         RP=layout.RP,
-        RB=layout.RB,
         S=layout.S,
-        **problem.options,
-        **layout.options,
+        INITIAL=problem.initial_state is not None,
+        BACKWARD=grad_table is not None,
+        TOTAL=total is not None,
+        num_warps=layout.warps,
     )
-    return y, table, residual
 
 
 class Plan(NamedTuple):
@@ -195,14 +276,20 @@ class Gradients(NamedTuple):
     beta: Tensor
     log_decay: Tensor
     read_weight: Tensor
-    table: Tensor  # [S,H,N,D]
+    table: Tensor  # [S,H,N,D]; of documents that share tables their sum [H,N,D], or nothing of use without grad_initial
     kept: Tensor  # [slabs,B,T,H] how many rows were kept before each chunk's first token
     flags: Tensor  # [slabs,B,T,H,W] how each row was restored, where it was written last in its chunk
 
 
 def backward(
-    problem: Problem, plan: Plan, residual: Tensor, grad_y: Tensor | None, grad_table: Tensor | None
+    problem: Problem,
+    plan: Plan,
+    residual: Tensor,
+    grad_y: Tensor | None,
+    grad_table: Tensor | None,
+    grad_initial: bool = True,
 ) -> Gradients:
+    """Gradients of all inputs; those of the initial state are left out without `grad_initial`."""
     from sdm.ops.sparse_delta_rule.triton.backward import backward_kernel
     from sdm.ops.sparse_delta_rule.triton.reduce import reduce_kernel
 
@@ -210,7 +297,12 @@ def backward(
     tokens, layout, dtype, sizes = problem.tokens, problem.layout(BACKWARD), problem.dtype, problem.sizes
     value, cu_seqlens = tokens.value, problem.cu_seqlens
     batch, time, heads, channels = value.shape
-    streams, slabs, C = problem.sequences * heads, -(-channels // layout.S), layout.C
+    slabs, C = -(-channels // layout.S), layout.C
+    groups = problem.groups(layout, share_tables=grad_table is None)
+    tables = groups[0][1]
+    total = None
+    if grad_initial and len(groups) > 1:
+        total = value.new_zeros((max(tables // heads, 1), heads, problem.num_slots, channels), dtype=dtype)
 
     def scratch(*shape: int, kind: torch.dtype = dtype) -> Tensor:
         return value.new_empty(shape, dtype=kind)
@@ -221,7 +313,7 @@ def backward(
         torch.empty_like(tokens.beta),
         torch.empty_like(tokens.log_decay),
         torch.empty_like(tokens.read_weight),
-        problem.table(grad_table, dtype),
+        problem.table(grad_table, dtype, tables),
         scratch(slabs, batch, time, heads, kind=torch.int64),
         scratch(slabs, batch, time, heads, sizes["W"], kind=torch.int8),
     )
@@ -253,13 +345,13 @@ def backward(
         **_chosen(links, "read_slot seen next_of_read mix depth length"),
         "residual": residual.contiguous(),
         "initial": initial,
-        "table": problem.table(initial, dtype),
-        "allowance": value.new_full((slabs * streams, problem.num_slots), torch.inf, dtype=dtype),
+        "table": problem.table(initial, dtype, tables),
+        "allowance": value.new_full((slabs * tables, problem.num_slots), torch.inf, dtype=dtype),
         "saved": scratch(slabs, rings * heads, width, kind=KINDS[plan.kind] or dtype),
         "scales": scratch(slabs, rings * heads) if plan.kind in ("fp8", "int4") else None,
         "flags": outputs.flags,
         "counts": outputs.kept,
-        "lowest": scratch(slabs * streams, kind=torch.int64),
+        "lowest": scratch(slabs * tables, kind=torch.int64),
         "grad_y": torch.zeros_like(value) if grad_y is None else grad_y.contiguous(),
         "grad_table": outputs.table,
         "grad_value": outputs.value,
@@ -267,7 +359,6 @@ def backward(
         "limit": plan.rounding_limit,
         "N": problem.num_slots,
         "D": channels,
-        "streams": streams,
         "initial_stride": 0 if initial is None or initial.dim() == 3 else initial.stride(0),
         "WP": layout.WP,
         "RP": layout.RP,
@@ -280,25 +371,41 @@ def backward(
         **problem.options,
         **layout.options,
     }
-    for low in range((time - 1) // window * window, -1, -window):
-        bounds = {"low": low, "high": low + window}
-        launch(backward_kernel, (slabs * streams,), **shared, **bounds, **arguments)
-        launch(
-            reduce_kernel,
-            (problem.chunks(C) * heads,),
-            **shared,
-            **bounds,
-            documents=problem.sequences,
-            grad_write_weight=outputs.write_weight,
-            grad_read_weight=outputs.read_weight,
-            grad_log_decay=outputs.log_decay,
-            grad_beta=outputs.beta,
-            slabs=slabs,
-            X=min(64, power(parts)),
-            PACKED=cu_seqlens is not None,
-            num_warps=4,
-        )
+    for at, (begin, count) in enumerate(groups):
+        if at > 0:
+            _next_heads(problem, arguments["table"], groups[at - 1][0], begin)
+        for low in range((time - 1) // window * window, -1, -window):
+            bounds = {"begin": begin, "low": low, "high": low + window}
+            launch(backward_kernel, (slabs * count,), **shared, **bounds, **arguments, streams=count)
+            launch(
+                reduce_kernel,
+                (problem.chunks(C) * heads,),
+                **shared,
+                **bounds,
+                documents=problem.sequences,
+                count=count,
+                grad_write_weight=outputs.write_weight,
+                grad_read_weight=outputs.read_weight,
+                grad_log_decay=outputs.log_decay,
+                grad_beta=outputs.beta,
+                slabs=slabs,
+                X=min(64, power(parts)),
+                PACKED=cu_seqlens is not None,
+                num_warps=4,
+            )
+        if total is not None or at < len(groups) - 1:
+            scratches = arguments["table"], arguments["allowance"], outputs.table
+            restore(problem, layout, links, (begin, count), *scratches, total)
+    if total is not None:
+        outputs = outputs._replace(table=total[0] if len(total) == 1 else total.sum(0))
     return outputs
+
+
+def _next_heads(problem: Problem, tables: Tensor, before: int, begin: int) -> None:
+    """Fill the tables of a group with the initial rows of its heads, if these are not those of the group before."""
+    initial, heads = problem.initial_state, problem.sizes["H"]
+    if initial is not None and before % heads != begin % heads:
+        tables.copy_(initial[begin % heads : begin % heads + len(tables)])
 
 
 def _chosen(links: Links, names: str) -> dict[str, Tensor]:

@@ -43,7 +43,7 @@ def _check(problem: Problem) -> None:
 def _forward(*arguments: Any) -> tuple[Tensor, Tensor, Tensor]:
     problem, (output_final_state, save_residual, *_) = _problem(arguments)
     _check(problem)
-    y, table, residual = host.forward(problem)
+    y, table, residual = host.forward(problem, final=output_final_state)
     if not output_final_state:
         table = table.new_empty(0)
     # The slot rule pushes the value itself.
@@ -65,10 +65,12 @@ def _backward(*arguments: Any) -> tuple[Tensor, ...]:
     if grad_final_state is not None:
         state = (problem.sequences, value.shape[2], problem.num_slots, value.shape[3])
         check_shape("grad_final_state", grad_final_state, state, "[S,H,N,D]")
-    grads = host.backward(problem, Plan(*plan), residual.to(problem.dtype), grad_y, grad_final_state)
+    residual, grad_initial = residual.to(problem.dtype), grad_initial and initial is not None
+    grads = host.backward(problem, Plan(*plan), residual, grad_y, grad_final_state, grad_initial)
     grad_state = value.new_empty(0)
-    if grad_initial and initial is not None:
-        grad_state = (grads.table.sum(0) if initial.dim() == 3 else grads.table).to(initial.dtype)
+    if grad_initial:
+        assert initial is not None
+        grad_state = (grads.table.sum(0) if initial.dim() < grads.table.dim() else grads.table).to(initial.dtype)
     return grads.write_weight, grads.value.to(value.dtype), grads.beta, grads.log_decay, grads.read_weight, grad_state
 
 

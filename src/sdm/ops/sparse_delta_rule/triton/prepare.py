@@ -68,7 +68,7 @@ def prepare_kernel(  # type: ignore[no-untyped-def]
     ACC: tl.constexpr = keep.dtype.element_ty
     program = tl.program_id(0)
     head = program % H
-    first, end = chunk_bounds(cu_seqlens, program // H, documents, time, C, PACKED)
+    first, end, _ = chunk_bounds(cu_seqlens, program // H, documents, time, C, PACKED)
     if first >= end:
         return
     keys += program.to(tl.int64) * J

@@ -8,16 +8,22 @@ import triton.language as tl
 from sdm.ops.sparse_delta_rule.triton.sequences import chunk_bounds
 
 
-@triton.jit(do_not_specialize=["documents", "time", "low", "high", "span", "slabs"])
+@triton.jit(do_not_specialize=["documents", "time", "begin", "count", "low", "high", "span", "slabs"])
 def reduce_kernel(  # type: ignore[no-untyped-def]
     partial, cu_seqlens, grad_write_weight, grad_read_weight, grad_log_decay, grad_beta,
-    documents, time, low, high, span, slabs,
+    documents, time, begin, count, low, high, span, slabs,
     H: tl.constexpr, W: tl.constexpr, R: tl.constexpr,
     C: tl.constexpr, X: tl.constexpr, PACKED: tl.constexpr, PER_WRITE: tl.constexpr,
 ):  # fmt: skip
     chunk = tl.program_id(0) // H
     head = tl.program_id(0) % H
-    first, end = chunk_bounds(cu_seqlens, chunk, documents, time, C, PACKED)
+    first, end, sequence = chunk_bounds(cu_seqlens, chunk, documents, time, C, PACKED)
+    # Only those that have just been walked left parts.
+    stream = sequence * H + head
+    if stream < begin:
+        return
+    if stream >= begin + count:
+        return
     row = chunk.to(tl.int64) * 0
     rows = 1
     if not PACKED:

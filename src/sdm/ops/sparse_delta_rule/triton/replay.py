@@ -28,6 +28,16 @@ def ring_of(sequence, start, end, W, SHARE: tl.constexpr, C: tl.constexpr, WP: t
 
 
 @triton.jit
+def ring_position(ring, capacity, count, place):  # type: ignore[no-untyped-def]
+    """Where the row goes that is kept as number `place` [C,X] of a chunk, after `count` rows.
+
+    A chunk has fewer rows than the ring, and 32 bits hold a ring.
+    """
+    at = (count % capacity).to(tl.int32) + place
+    return ring + tl.where(at >= capacity.to(tl.int32), at - capacity.to(tl.int32), at)
+
+
+@triton.jit
 def reset(table, initial, allowance, channel, lane, N, D, BLOCK: tl.constexpr, INITIAL: tl.constexpr):  # type: ignore[no-untyped-def]
     """All rows as they were, for a sequence that is run again."""
     for block in range(0, N, BLOCK):
@@ -100,7 +110,7 @@ def replay(  # type: ignore[no-untyped-def]
         copied = last & (how == 1)
         place = tl.reshape(tl.cumsum(tl.reshape(copied.to(tl.int32), (C * WP,)), 0), (C, WP)) - 1
         tl.store(counts + first * H + head, count)
-        keep_rows(rows, ring + (count + place) % capacity, copied, lane, saved, scales, S, KIND)
+        keep_rows(rows, ring_position(ring, capacity, count, place), copied, lane, saved, scales, S, KIND)
         count += tl.sum(copied.to(tl.int32))
 
         rows = kept[:, :, None] * rows + push[:, :, None] * error[:, None, :]

@@ -26,7 +26,7 @@ def sequence_bounds(cu_seqlens, sequence, time, PACKED: tl.constexpr):  # type: 
 
 @triton.jit
 def chunk_bounds(cu_seqlens, chunk, documents, time, C: tl.constexpr, PACKED: tl.constexpr):  # type: ignore[no-untyped-def]
-    """First token of a chunk, and the end of its sequence.
+    """First token of a chunk, the end of its sequence, and the number of the sequence.
 
     Document s owns the numbers cu_seqlens[s] // C + s and up: one more than it could need, so that nobody has to know
     how many chunks the documents before it have.
@@ -41,12 +41,14 @@ def chunk_bounds(cu_seqlens, chunk, documents, time, C: tl.constexpr, PACKED: tl
             else:
                 high = middle
         start, end = sequence_bounds(cu_seqlens, low, time, PACKED)
+        sequence = low
         first = start + (chunk - (start // C + low)) * C
     else:
         chunks = tl.cdiv(time, C)
-        start, end = sequence_bounds(cu_seqlens, chunk // chunks, time, PACKED)
+        sequence = chunk // chunks
+        start, end = sequence_bounds(cu_seqlens, sequence, time, PACKED)
         first = start + (chunk % chunks) * C
-    return first, end
+    return first, end, sequence
 
 
 @triton.jit
