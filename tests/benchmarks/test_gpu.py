@@ -10,7 +10,7 @@ import pytest
 import torch
 
 ROOT = Path(__file__).parents[2]
-SMALL = {"width": 16, "heads": 1, "slots": 64, "time": 12, "accesses": 4}
+SIZES = {"width": 16, "heads": 1, "slots": 64, "time": 12, "accesses": 4, "batch": 2, "drawn": "product keys"}
 
 
 @pytest.fixture(autouse=True)
@@ -21,9 +21,11 @@ def _benchmarks(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_everything_but_the_graphs_runs_on_a_cpu() -> None:
     from benchmarks import gpu
 
-    result = gpu.report("cpu", ["chunked"], [SMALL])
-    assert result["right"]
-    assert 0 < result["differences"]["chunked"] < gpu.TOLERANCE
+    cases = [*gpu.SMALL, gpu.Case(time=9, slots=64, drawn="zipf", dtype=torch.bfloat16)]
+    result = gpu.report("cpu", ["chunked"], [SIZES], cases)
+    assert result["right"], result
+    assert 0 < result["difference / tolerance"]["chunked"] < 1
+    assert result["ratios"][0]["decode step"] > 0
     for way in ("forward", "forward + backward"):
         assert result["ratios"][0][way]["sdm / other"]["sdpa"] > 0
 
@@ -31,10 +33,18 @@ def test_everything_but_the_graphs_runs_on_a_cpu() -> None:
 def test_nothing_is_timed_where_numbers_are_wrong(monkeypatch: pytest.MonkeyPatch) -> None:
     from benchmarks import gpu
 
-    monkeypatch.setattr(gpu, "correctness", lambda device, backends: {"chunked": 0.1})
-    result = gpu.report("cpu", ["chunked"], [SMALL])
+    monkeypatch.setattr(gpu, "correctness", lambda device, backends, cases: {"chunked": 1.1})
+    result = gpu.report("cpu", ["chunked"], [SIZES], gpu.SMALL)
     assert not result["right"]
     assert "ratios" not in result
+
+
+def test_the_shipped_layouts_are_among_the_cases() -> None:
+    from benchmarks import gpu
+    from sdm.ops.sparse_delta_rule.triton.layout import FORWARD, Layout
+
+    seen = {Layout.for_streams(c.accesses, c.accesses, c.channels, FORWARD, c.batch * c.heads) for c in gpu.SHIPPED}
+    assert {layout.C for layout in seen} == {2, 8}
 
 
 @pytest.mark.skipif(torch.cuda.is_available() or torch.xpu.is_available(), reason="there is a GPU")
