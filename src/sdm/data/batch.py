@@ -46,6 +46,7 @@ class Batch:
 
     @property
     def num_tokens(self) -> int:
+        """Tokens of all rows."""
         return self.input_ids.numel()
 
     @property
@@ -54,6 +55,8 @@ class Batch:
         return int((self.targets != IGNORED).sum())
 
     def to(self, device: torch.device | str, non_blocking: bool = False) -> Batch:
+        """Return the batch on another device."""
+
         def move(x: Tensor | None) -> Tensor | None:
             return None if x is None else x.to(device, non_blocking=non_blocking)
 
@@ -74,7 +77,8 @@ class BatchSource(Protocol):
         """Tokens of a row, the longest one if it varies."""
 
     @property
-    def vocab_size(self) -> int: ...
+    def vocab_size(self) -> int:
+        """Number of different token ids."""
 
     @property
     def num_steps(self) -> int | None:

@@ -34,10 +34,12 @@ class CurriculumRows(BatchSource):
 
     @property
     def batch_size(self) -> int:
+        """Rows of a step over all ranks."""
         return self.config.batch_size
 
     @property
     def fingerprint(self) -> str:
+        """A checksum that changes with anything that changes the result."""
         return fingerprint_of(self.config, self.split, self._total_steps)
 
     def grown(self, start: int, end: int, step: int) -> int:
@@ -51,6 +53,7 @@ class CurriculumRows(BatchSource):
         raise NotImplementedError
 
     def batch(self, step: int, rows: Sequence[int]) -> Batch:
+        """Return the chosen rows of the global batch of a step."""
         batch, short = self.draw(step)
         chosen = (torch.tensor(rows).unsqueeze(-1) * short + torch.arange(short)).flatten()
         return Batch(batch.input_ids[chosen], batch.targets[chosen])

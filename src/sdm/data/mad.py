@@ -114,14 +114,17 @@ class MADTaskConfig:
 
     @property
     def vocabulary(self) -> int:
+        """Number of different tokens: `vocab_size`, or the baseline's."""
         return MAD_BASELINES[self.task].vocab_size if self.vocab_size is None else self.vocab_size
 
     @property
     def length(self) -> int:
+        """Tokens of a row: `sequence_length`, or the baseline's."""
         return MAD_BASELINES[self.task].sequence_length if self.sequence_length is None else self.sequence_length
 
     @property
     def examples(self) -> int:
+        """Rows of the training set: `num_examples`, or the baseline's."""
         return MAD_BASELINES[self.task].num_examples if self.num_examples is None else self.num_examples
 
 
@@ -253,6 +256,7 @@ class MAD(BatchSource):
 
     @property
     def vocab_size(self) -> int:
+        """Number of different token ids."""
         return self.config.vocabulary
 
     def batch(self, step: int, rows: Sequence[int]) -> Batch:

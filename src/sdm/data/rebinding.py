@@ -118,13 +118,16 @@ class Rebinding(CurriculumRows):
 
     @property
     def sequence_length(self) -> int:
+        """Tokens of a row, the longest one if it varies."""
         return self.config.num_pairs * (2 * self.config.num_bindings + 1)
 
     @property
     def vocab_size(self) -> int:
+        """Number of different token ids."""
         return self.config.num_keys + self.config.num_values
 
     def draw(self, step: int) -> tuple[Batch, int]:
+        """Return all rows of a step, and how many short rows stand in the place of one."""
         config = self.config
         pairs = self.grown(config.start_pairs, config.num_pairs, step)
         times = self.grown(1, config.num_bindings, step)

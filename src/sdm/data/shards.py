@@ -62,6 +62,7 @@ class TokenWriter:
         self._shards[-1].append(torch.cat(documents).to(DTYPES[self._dtype]))
 
     def finish(self) -> None:
+        """Write the offsets and the manifest, which makes the store valid."""
         for shard in self._shards:
             with shard.path.open("rb+") as file:
                 os.fsync(file.fileno())
@@ -134,6 +135,7 @@ class TokenStore:
 
     @property
     def num_documents(self) -> int:
+        """Documents in the store."""
         return self.manifest["num_documents"]
 
     @property
@@ -148,10 +150,12 @@ class TokenStore:
 
     @property
     def vocab_size(self) -> int:
+        """Number of different token ids."""
         return self.manifest["vocab_size"]
 
     @property
     def eos_id(self) -> int:
+        """Id of the token between documents."""
         return self.manifest["eos_id"]
 
     @property

@@ -46,7 +46,8 @@ class Source(Protocol):
     def name(self) -> str:
         """For messages and manifests."""
 
-    def documents(self) -> Iterator[Document]: ...
+    def documents(self) -> Iterator[Document]:
+        """Yield the documents in their order."""
 
     def identity(self) -> Any:
         """JSON that changes when the documents may have changed, made without reading them."""
@@ -122,18 +123,22 @@ class FileSource:
             raise DataError(f"source {name!r}: there is no file or folder {root}")
 
     def documents(self) -> Iterator[Document]:
+        """Yield the documents in their order."""
         for file in self.files:
             with self._readable(file):
                 yield from self._read(file)
 
     def identity(self) -> Any:
+        """Return JSON that changes when the documents may have changed, without reading them."""
         stats = ((file, self._stat(file)) for file in self.files)
         return [self.text_key, [[file.as_posix(), stat.st_size, stat.st_mtime_ns] for file, stat in stats]]
 
     def num_bytes(self) -> int:
+        """Return about how many bytes there are to read; None if unknown."""
         return sum(self._stat(file).st_size for file in self.files)
 
     def has(self, count: int) -> bool:
+        """Return whether there are at least `count` documents."""
         if any(file.name.endswith(FORMATS) for file in self.files):
             return sum(1 for _ in itertools.islice(self.documents(), count)) == count
         return len(self.files) >= count
@@ -272,6 +277,7 @@ class HuggingFaceSource:
             raise DataError(f"source {spec!r} has no column {text_key!r} but {columns}; {SET_TEXT_KEY}")
 
     def documents(self) -> Iterator[Document]:
+        """Yield the documents in their order."""
         for number, record in enumerate(self._dataset):
             text = record[self.text_key]
             if not isinstance(text, str):
@@ -279,12 +285,15 @@ class HuggingFaceSource:
             yield Document(str(number), text)
 
     def identity(self) -> Any:
+        """Return JSON that changes when the documents may have changed, without reading them."""
         return [self.text_key, self._dataset._fingerprint]
 
     def num_bytes(self) -> int | None:
+        """Return about how many bytes there are to read; None if unknown."""
         return self._dataset.dataset_size
 
     def has(self, count: int) -> bool:
+        """Return whether there are at least `count` documents."""
         return len(self._dataset) >= count
 
 

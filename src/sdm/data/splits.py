@@ -17,6 +17,7 @@ FEW_DOCUMENTS = 200
 
 
 def check_fractions(valid_fraction: float, test_fraction: float) -> None:
+    """Raise a `DataError` unless the fractions leave something to train on."""
     for name, value in (("valid_fraction", valid_fraction), ("test_fraction", test_fraction)):
         if not 0 <= value < 1:
             raise DataError(f"{name} must be at least 0 and below 1, got {value}")
