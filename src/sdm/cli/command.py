@@ -12,4 +12,5 @@ class Command:
     """Follows what is said of a signal that ended the command."""
 
     def run(self) -> None:
+        """Run the command; a `UserError` ends it with its message alone."""
         raise NotImplementedError

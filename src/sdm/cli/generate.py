@@ -40,6 +40,7 @@ class Generate(Command):
     """Of the sampling."""
 
     def run(self) -> None:
+        """Generate, print the continuation and write the state file if one is named."""
         import torch
         from transformers import TextStreamer
 

@@ -25,6 +25,7 @@ class Tokenizer(Command):
     """Ids, the 256 bytes and the token between documents included."""
 
     def run(self) -> None:
+        """Train the tokenizer, save it and print its folder."""
         from sdm.data import open_source, train_bpe
 
         texts = (document.text for document in open_source(self.source).documents())

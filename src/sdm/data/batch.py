@@ -55,7 +55,7 @@ class Batch:
         return int((self.targets != IGNORED).sum())
 
     def to(self, device: torch.device | str, non_blocking: bool = False) -> Batch:
-        """Return the batch on another device."""
+        """Return a copy of the batch on a device."""
 
         def move(x: Tensor | None) -> Tensor | None:
             return None if x is None else x.to(device, non_blocking=non_blocking)
@@ -78,7 +78,7 @@ class BatchSource(Protocol):
 
     @property
     def vocab_size(self) -> int:
-        """Number of different token ids."""
+        """Size of the vocabulary: token ids are below it."""
 
     @property
     def num_steps(self) -> int | None:

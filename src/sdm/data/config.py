@@ -55,7 +55,7 @@ class CorpusConfig:
     """Compare the checksums of cached tokens, which reads them once at the start."""
 
     def open(self, split: str, total_steps: int | None) -> BatchSource:
-        """Return the batches of a split."""
+        """Tokenise what is not in the cache and return the batches of a split."""
         from sdm.data.corpus import open_corpus
 
         return open_corpus(self, split)

@@ -61,17 +61,17 @@ class Corpus:
 
     @property
     def sequence_length(self) -> int:
-        """Tokens of a row, the longest one if it varies."""
+        """Tokens of a row."""
         return self.config.sequence_length
 
     @property
     def vocab_size(self) -> int:
-        """Number of different token ids."""
+        """Size of the vocabulary: token ids are below it."""
         return self.tokenizer.vocab_size
 
     @property
     def num_steps(self) -> int | None:
-        """Steps after which a held-out split ends; None: it repeats."""
+        """Steps until every row has come once, for a source that does not repeat; None if it repeats."""
         return None if self.repeat else self._layout.steps_per_epoch
 
     @property
@@ -81,14 +81,14 @@ class Corpus:
 
     @property
     def fingerprint(self) -> str:
-        """A checksum that changes with anything that changes the result."""
+        """SHA-256 of everything that the batches depend on."""
         config = self.config
         order = [config.layout, config.sequence_length, config.batch_size, config.shuffle, config.seed, self.repeat]
         stores = [store.fingerprint for store in self.stores]
         return hashlib.sha256(json.dumps([order, config.weights, stores]).encode()).hexdigest()
 
     def batch(self, step: int, rows: Sequence[int]) -> Batch:
-        """Return the chosen rows of the global batch of a step."""
+        """Return the chosen rows of the global batch of a step; with packing, concatenated to one row."""
         drawn = [self._layout.row(step, row) for row in rows]
         input_ids = torch.stack([row.input_ids for row in drawn])
         targets = torch.stack([row.targets for row in drawn])
@@ -207,7 +207,7 @@ class Mixture:
         self._block = lru_cache(maxsize=2)(lambda block: self._shuffled(seed, block))
 
     def deal(self, index: int) -> tuple[int, int]:
-        """Return the source of a row and how many rows it was dealt before."""
+        """Return the source of a row, and how many rows before it are of the same source."""
         block, place = divmod(index, self._size)
         source, before = self._block(block)[place]
         return source, block * self._shares[source] + before

@@ -39,7 +39,7 @@ class CurriculumRows(BatchSource):
 
     @property
     def fingerprint(self) -> str:
-        """A checksum that changes with anything that changes the result."""
+        """SHA-256 of everything that the batches depend on."""
         return fingerprint_of(self.config, self.split, self._total_steps)
 
     def grown(self, start: int, end: int, step: int) -> int:
@@ -53,7 +53,7 @@ class CurriculumRows(BatchSource):
         raise NotImplementedError
 
     def batch(self, step: int, rows: Sequence[int]) -> Batch:
-        """Return the chosen rows of the global batch of a step."""
+        """Return the chosen rows of a step, each with the short rows that take its place."""
         batch, short = self.draw(step)
         chosen = (torch.tensor(rows).unsqueeze(-1) * short + torch.arange(short)).flatten()
         return Batch(batch.input_ids[chosen], batch.targets[chosen])

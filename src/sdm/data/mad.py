@@ -256,7 +256,7 @@ class MAD(BatchSource):
 
     @property
     def vocab_size(self) -> int:
-        """Number of different token ids."""
+        """Size of the vocabulary: token ids are below it."""
         return self.config.vocabulary
 
     def batch(self, step: int, rows: Sequence[int]) -> Batch:

@@ -87,7 +87,7 @@ class MQARTaskConfig:
 
     @property
     def steps_per_epoch(self) -> int:
-        """Steps that see the training set once."""
+        """Steps of an epoch; rows that do not fill a batch are left out."""
         return sum(rows // self.batch_size for _, _, rows in self.train_segments)
 
 
@@ -123,27 +123,27 @@ class MQAR:
 
     @property
     def batch_size(self) -> int:
-        """Rows of a step over all ranks."""
+        """Rows of a step over all ranks; held-out batches have an eighth of the rows."""
         return self.config.batch_size if self.split == "train" else max(1, self.config.batch_size // HELD_OUT_SHARE)
 
     @property
     def sequence_length(self) -> int:
-        """Tokens of a row, the longest one if it varies."""
+        """Tokens of the longest row of the split."""
         segments = self.config.train_segments if self.split == "train" else self.config.test_segments
         return max(segment[0] for segment in segments)
 
     @property
     def vocab_size(self) -> int:
-        """Number of different token ids."""
+        """Size of the vocabulary: token ids are below it."""
         return self.config.vocab_size
 
     @property
     def fingerprint(self) -> str:
-        """A checksum that changes with anything that changes the result."""
+        """SHA-256 of everything that the batches depend on."""
         return fingerprint_of(self.config, self.split)
 
     def batch(self, step: int, rows: Sequence[int]) -> Batch:
-        """Return the chosen rows of the global batch of a step."""
+        """Return the chosen rows of the global batch of a step; all its rows are of one segment."""
         config, seed = self.config, self.config.seed
         if self.split == "train":
             segment, numbers = self._training_rows(step, rows)

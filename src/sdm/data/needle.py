@@ -111,16 +111,20 @@ class Needle(CurriculumRows):
 
     @property
     def sequence_length(self) -> int:
-        """Tokens of a row, the longest one if it varies."""
+        """Tokens of a row at the end of the curriculum."""
         return self.config.sequence_length
 
     @property
     def vocab_size(self) -> int:
-        """Number of different token ids."""
+        """Size of the vocabulary: token ids are below it."""
         return self.config.num_keys + self.config.num_values + self.config.num_fillers
 
     def draw(self, step: int) -> tuple[Batch, int]:
-        """Return all rows of a step, and how many short rows stand in the place of one."""
+        """Draw all rows of a step.
+
+        Returns:
+            The rows, and how many short ones take the place of a row of full length.
+        """
         config = self.config
         length = self.grown(config.start_length, config.sequence_length, step)
         short = config.sequence_length // length

@@ -37,7 +37,7 @@ class Plan(NamedTuple):
 
     @property
     def size(self) -> int:
-        """Tokens, or pieces, of the epoch."""
+        """Number of tokens (or pieces of documents) of the epoch."""
         return int(self.starts[-1])
 
     def find(self, place: int) -> int:
@@ -72,7 +72,7 @@ class ConcatenatedRows:
         return _row(pieces, self.sequence_length, self.store.eos_id, reset=True)
 
     def padding(self) -> Row:
-        """Return a row of padding alone."""
+        """Return a row of padding, which predicts nothing."""
         return _row([], self.sequence_length, self.store.eos_id, reset=True)
 
 
@@ -92,7 +92,7 @@ class DocumentStreams:
         self.steps_per_epoch = -(-self.num_pieces // num_rows)
 
     def row(self, step: int, row: int) -> Row:
-        """Return a row of the batch of a step."""
+        """Return a row of the batch of a step; it continues the same row of the step before unless `reset`."""
         epoch, step = divmod(step, self.steps_per_epoch)
         first, end = (i * self.num_pieces // self.num_rows for i in (row, row + 1))
         if first + step >= end:
@@ -104,7 +104,7 @@ class DocumentStreams:
         return _row([piece], self.sequence_length, self.store.eos_id, reset=step == 0 or number == 0)
 
     def padding(self) -> Row:
-        """Return a row of padding alone."""
+        """Return a row of padding, which predicts nothing."""
         return _row([], self.sequence_length, self.store.eos_id, reset=True)
 
 

@@ -16,7 +16,7 @@ def hash_of(*parts: int | str) -> int:
 
 
 def generator_of(*parts: int | str) -> torch.Generator:
-    """Return a generator that is seeded by all of the parts."""
+    """Return a CPU generator whose seed is a hash of the parts."""
     return torch.Generator().manual_seed(hash_of(*parts) >> 1)
 
 

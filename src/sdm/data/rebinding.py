@@ -118,16 +118,20 @@ class Rebinding(CurriculumRows):
 
     @property
     def sequence_length(self) -> int:
-        """Tokens of a row, the longest one if it varies."""
+        """Tokens of a row at the end of the curriculum."""
         return self.config.num_pairs * (2 * self.config.num_bindings + 1)
 
     @property
     def vocab_size(self) -> int:
-        """Number of different token ids."""
+        """Size of the vocabulary: token ids are below it."""
         return self.config.num_keys + self.config.num_values
 
     def draw(self, step: int) -> tuple[Batch, int]:
-        """Return all rows of a step, and how many short rows stand in the place of one."""
+        """Draw all rows of a step.
+
+        Returns:
+            The rows, and how many short ones take the place of a row of full length.
+        """
         config = self.config
         pairs = self.grown(config.start_pairs, config.num_pairs, step)
         times = self.grown(1, config.num_bindings, step)

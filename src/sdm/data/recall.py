@@ -86,13 +86,13 @@ class Recall(CurriculumRows):
 
     @property
     def sequence_length(self) -> int:
-        """Tokens of a row, the longest one if it varies."""
+        """Tokens of a row at the end of the curriculum."""
         pairs = self.config.num_pairs
         return 2 * pairs + min(self.config.num_queries or pairs, pairs)
 
     @property
     def vocab_size(self) -> int:
-        """Number of different token ids."""
+        """Size of the vocabulary: token ids are below it."""
         return self.config.num_keys + self.config.num_values
 
     def pairs_at(self, step: int) -> int:
@@ -100,7 +100,11 @@ class Recall(CurriculumRows):
         return self.grown(self.config.start_pairs, self.config.num_pairs, step)
 
     def draw(self, step: int) -> tuple[Batch, int]:
-        """Return all rows of a step, and how many short rows stand in the place of one."""
+        """Draw all rows of a step.
+
+        Returns:
+            The rows, and how many short ones take the place of a row of full length.
+        """
         config, pairs = self.config, self.pairs_at(step)
         short = max(1, config.num_pairs // pairs) if config.fill else 1
         generator = generator_of(config.seed, "mqar", self.split, step)  # the word is part of the rows' definition

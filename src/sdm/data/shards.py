@@ -150,12 +150,12 @@ class TokenStore:
 
     @property
     def vocab_size(self) -> int:
-        """Number of different token ids."""
+        """Size of the tokenizer's vocabulary."""
         return self.manifest["vocab_size"]
 
     @property
     def eos_id(self) -> int:
-        """Id of the token between documents."""
+        """Id of the token that stands before every document."""
         return self.manifest["eos_id"]
 
     @property

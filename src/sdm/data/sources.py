@@ -47,7 +47,7 @@ class Source(Protocol):
         """For messages and manifests."""
 
     def documents(self) -> Iterator[Document]:
-        """Yield the documents in their order."""
+        """Yield the documents, in the same order every time."""
 
     def identity(self) -> Any:
         """JSON that changes when the documents may have changed, made without reading them."""
@@ -123,7 +123,7 @@ class FileSource:
             raise DataError(f"source {name!r}: there is no file or folder {root}")
 
     def documents(self) -> Iterator[Document]:
-        """Yield the documents in their order."""
+        """Yield the documents, in the same order every time."""
         for file in self.files:
             with self._readable(file):
                 yield from self._read(file)
@@ -277,7 +277,7 @@ class HuggingFaceSource:
             raise DataError(f"source {spec!r} has no column {text_key!r} but {columns}; {SET_TEXT_KEY}")
 
     def documents(self) -> Iterator[Document]:
-        """Yield the documents in their order."""
+        """Yield the documents, in the same order every time."""
         for number, record in enumerate(self._dataset):
             text = record[self.text_key]
             if not isinstance(text, str):

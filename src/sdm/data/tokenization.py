@@ -46,18 +46,18 @@ class Tokenizer(Protocol):
 
     @property
     def vocab_size(self) -> int:
-        """Number of different token ids."""
+        """Number of token ids: one more than the largest."""
 
     @property
     def eos_id(self) -> int:
-        """Id of the token between documents."""
+        """Id of the token that stands before every document."""
 
     @property
     def fingerprint(self) -> str:
         """Equal for tokenizers that give the same ids."""
 
     def encode(self, text: str) -> list[int]:
-        """Return the ids of a text."""
+        """Return the token ids of a text; nothing is added, and names of special tokens are ordinary text."""
 
     def encode_batch(self, texts: Sequence[str]) -> list[Tensor]:
         """One int32 tensor per text. Nothing is added, and the names of special tokens are text like any other."""
@@ -66,7 +66,7 @@ class Tokenizer(Protocol):
         """The text without special tokens."""
 
     def save(self, folder: Path) -> None:
-        """Write the files that transformers' AutoTokenizer reads."""
+        """Write tokenizer.json and tokenizer_config.json, which transformers' AutoTokenizer reads."""
 
 
 class HFTokenizer:
@@ -97,31 +97,31 @@ class HFTokenizer:
 
     @cached_property
     def vocab_size(self) -> int:
-        """Number of different token ids."""
+        """Number of token ids: one more than the largest."""
         return max(self._tokenizer.get_vocab(with_added_tokens=True).values()) + 1
 
     @cached_property
     def fingerprint(self) -> str:
-        """A checksum that changes with anything that changes the result."""
+        """SHA-256 of the tokenizer's definition: equal for tokenizers that give the same ids."""
         return _sha256(self._tokenizer.to_str(), str(self.eos_id))
 
     def encode(self, text: str) -> list[int]:
-        """Return the ids of a text."""
+        """Return the token ids of a text; nothing is added, and names of special tokens are ordinary text."""
         return self._tokenizer.encode(text, add_special_tokens=False).ids
 
     def encode_batch(self, texts: Sequence[str]) -> list[Tensor]:
-        """Return one int32 tensor of ids per text; nothing is added."""
+        """Return an int32 tensor of token ids for each text, equal to those of `encode`."""
         if self._words is not None:
             return [self._words.encode(text) for text in texts]
         encodings = self._tokenizer.encode_batch_fast(list(texts), add_special_tokens=False)
         return [torch.tensor(encoding.ids, dtype=torch.int32) for encoding in encodings]
 
     def decode(self, ids: Sequence[int]) -> str:
-        """Return the text of ids without special tokens."""
+        """Return the text of token ids; special tokens are left out."""
         return self._tokenizer.decode(list(ids), skip_special_tokens=True)
 
     def save(self, folder: Path) -> None:
-        """Write the files that transformers' AutoTokenizer reads."""
+        """Write tokenizer.json and tokenizer_config.json, which transformers' AutoTokenizer reads."""
         folder.mkdir(parents=True, exist_ok=True)
         write_bytes(folder / "tokenizer.json", self._tokenizer.to_str(pretty=True).encode())
         write_json(folder / "tokenizer_config.json", self._config)
@@ -135,15 +135,15 @@ class ByteTokenizer:
 
     @cached_property
     def fingerprint(self) -> str:
-        """A checksum that changes with anything that changes the result."""
+        """SHA-256 of the tokenizer's definition: equal for tokenizers that give the same ids."""
         return self._as_hf().fingerprint
 
     def encode(self, text: str) -> list[int]:
-        """Return the ids of a text."""
+        """Return the token ids of a text; nothing is added, and names of special tokens are ordinary text."""
         return list(text.encode("utf-8"))
 
     def encode_batch(self, texts: Sequence[str]) -> list[Tensor]:
-        """Return one int32 tensor of ids per text; nothing is added."""
+        """Return an int32 tensor of token ids for each text, equal to those of `encode`."""
         return [
             torch.frombuffer(bytearray(text.encode("utf-8")), dtype=torch.uint8).to(torch.int32)
             if text
@@ -152,11 +152,11 @@ class ByteTokenizer:
         ]
 
     def decode(self, ids: Sequence[int]) -> str:
-        """Return the text of ids without special tokens."""
+        """Return the text of token ids; special tokens are left out."""
         return bytes(token for token in ids if token < 256).decode("utf-8", errors="replace")
 
     def save(self, folder: Path) -> None:
-        """Write the files that transformers' AutoTokenizer reads."""
+        """Write tokenizer.json and tokenizer_config.json, which transformers' AutoTokenizer reads."""
         self._as_hf().save(folder)
 
     def _as_hf(self) -> HFTokenizer:
