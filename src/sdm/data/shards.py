@@ -28,7 +28,7 @@ from sdm.data.errors import DataError
 from sdm.data.tokenization import Tokenizer
 from sdm.files import DamagedFile, read_checked_json, read_json, write_bytes, write_checked_json
 
-FORMAT = 2
+FORMAT = 1
 SHARD_TOKENS = 2**28
 DTYPES = {"uint16": torch.uint16, "uint32": torch.uint32}
 
@@ -124,9 +124,9 @@ class TokenStore:
     def _read_manifest(self) -> dict[str, Any]:
         path = self.folder / "manifest.json"
         try:
-            found = read_json(path).get("format")
-            if found != FORMAT:
-                raise DataError(f"{self.folder} has format {found!r}, expected {FORMAT}; delete it to tokenise again")
+            version = read_json(path).get("format")
+            if version != FORMAT:
+                raise DataError(f"{self.folder} has format {version!r}, expected {FORMAT}; delete it to tokenise again")
             return read_checked_json(path)
         except FileNotFoundError as error:
             raise DataError(f"{self.folder} holds no tokens: there is no manifest.json") from error

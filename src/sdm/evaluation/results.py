@@ -122,7 +122,9 @@ def read_results(path: Path) -> Results:
     try:
         version = read_json(file).get("format")
         if version != FORMAT:
-            raise UserError(f"{file} has format {version!r}, expected {FORMAT}")
+            raise UserError(
+                f"{file} has format {version!r}, expected {FORMAT}; measure it again in another folder (--output)"
+            )
         results = Results(**read_checked_json(file))
     except FileNotFoundError as error:
         raise UserError(f"{str(path)!r} holds no results: there is no {FILE}") from error

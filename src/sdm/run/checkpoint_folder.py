@@ -93,7 +93,9 @@ def read_state(path: Path, entries: dict[str, Any]) -> dict[str, Any]:
     except (OSError, DamagedFile) as error:
         raise CheckpointError(f"the checkpoint {path} is damaged: {error}") from error
     if state.get("format") != FORMAT:
-        raise CheckpointError(f"the checkpoint {path} has format {state.get('format')}, this version reads {FORMAT}")
+        raise CheckpointError(
+            f"the checkpoint {path} has format {state.get('format')!r}, this version of sdm reads {FORMAT}"
+        )
     return state
 
 
