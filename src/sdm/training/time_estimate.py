@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import logging
+import os
 import time
 from collections.abc import Callable
 
@@ -18,6 +20,11 @@ from sdm.training.parallel import local
 PLACES = (0.1, 0.3, 0.5, 0.7, 0.9)
 FLOPS = 1e11  # of one piece, seconds on a laptop: a longer piece is shortened
 PATIENCE = 3.0  # seconds: a longer piece is not timed again
+# The cores are taken by others where more processes than cores want to run, and this one waits for a good part of the
+# time. Each alone says little: a load average is a minute old, and a thread also waits for others of its own process.
+BUSY_LOAD, BUSY_SHARE = 1.25, 0.75
+
+logger = logging.getLogger(__name__)
 
 
 def seconds_of_run(
@@ -30,6 +37,8 @@ def seconds_of_run(
     ranks: Ranks = ALONE,
 ) -> float:
     """Return the seconds of all steps and measurements of a run. Gradients, buffers and random states are restored.
+
+    A warning is logged if other processes take the cores that the run would compute on.
 
     Args:
         config: of the run.
@@ -45,6 +54,7 @@ def seconds_of_run(
     buffers = [x.clone() for x in model.buffers()]
     seconds: dict[torch.Size, float] = {}
     total = 0.0
+    wall, computing = time.perf_counter(), time.thread_time()
     with torch.random.fork_rng([parameters.device] if parameters.is_cuda else []):
         for place in PLACES:
             whole = data.batch(int(place * (steps - 1)), range(rows))
@@ -53,6 +63,10 @@ def seconds_of_run(
                 share = _flops(model, piece) / _flops(model, whole)
                 seconds[whole.input_ids.shape] = _time(lambda piece=piece: loss(piece).backward(), ranks) / share  # type: ignore[misc]
             total += seconds[whole.input_ids.shape] * pieces / len(PLACES)
+    if not parameters.is_cuda:
+        share = (time.thread_time() - computing) / max(time.perf_counter() - wall, 1e-9)
+        if (text := oversubscription(share)) is not None:
+            logger.warning(text)
     model.zero_grad(set_to_none=True)
     for x, before in zip(model.buffers(), buffers, strict=True):
         x.copy_(before)
@@ -70,6 +84,26 @@ def about(seconds: float) -> str:
             count = f"{seconds / size:.2g}" if seconds < 10 * size else f"{seconds / size:,.0f}"
             return f"about {count} {unit}"
     return f"about {max(seconds, 1):.0f} seconds"
+
+
+def oversubscription(share: float) -> str | None:
+    """Return a warning if other processes take the cores, and what helps; None if they do not, or if it is unknown.
+
+    Args:
+        share: of the wall-clock time, that in which the thread which calls the steps was computing.
+    """
+    try:
+        load = os.getloadavg()[0]
+    except (OSError, AttributeError):  # not every system has one
+        return None
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    if load <= BUSY_LOAD * cores or share >= BUSY_SHARE:
+        return None
+    return (
+        f"the machine is oversubscribed: load average {load:.1f} on {cores} cores, and steps compute for {share:.0%} "
+        "of the time only. The estimate holds while that lasts; --compute.threads 1 may be faster until the cores are "
+        "free"
+    )
 
 
 def _cut(batch: Batch, model: SDMForCausalLM) -> Batch:
