@@ -15,14 +15,14 @@ import sdm
 
 ROOT = Path(sdm.__file__).parent
 
-# Who may import whom: a package may import those in its own set, and itself. `errors`, `files`, `signals` and `ranks`
-# are single modules.
+# Who may import whom: a package may import those in its own set, and itself. `constants`, `errors`, `files`,
+# `signals` and `ranks` are single modules.
 MAY_IMPORT: dict[str, set[str]] = {
     "native": set(),
     "ops": {"native"},
     "layers": {"ops", "errors"},
-    "data": {"errors", "files"},
-    "models": {"layers", "ops", "errors", "files"},
+    "data": {"constants", "errors", "files"},
+    "models": {"layers", "ops", "constants", "errors", "files"},
     "parallel": {"models", "layers", "ops"},
     "run": {"parallel", "models", "layers", "ops", "data", "errors", "files", "signals", "ranks"},
     "training": {

@@ -315,3 +315,14 @@ def test_bad_input_is_named(layer: Any) -> None:
         layer.step_(x[:, 0], layer.start_state(3))
     with pytest.raises(TypeError, match="state must be a"):
         layer(x, "nothing")
+
+
+@pytest.mark.parametrize("name", LAYERS)
+def test_vectors_gates_and_initial_states_are_not_decayed(name: str) -> None:
+    layer = LAYERS[name]()
+    exempt, shapes = layer.no_weight_decay(), {name: x.dim() for name, x in layer.named_parameters()}
+    assert {name for name, dim in shapes.items() if dim < 2} <= exempt <= shapes.keys()
+    last = {name.removeprefix("inner.").removeprefix("layer.") for name in exempt if shapes[name] >= 2}
+    assert last <= {"initial_state", "beta_proj.weight", "decay_proj.weight"}
+    if name in ("sdm", "gdn-learned"):
+        assert last == {"initial_state", "beta_proj.weight", "decay_proj.weight"}

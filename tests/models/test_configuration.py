@@ -14,6 +14,7 @@ from huggingface_hub.errors import StrictDataclassError
 
 import sdm
 from sdm import SDMConfig, layers
+from sdm.errors import UserError
 from sdm.models.configuration import model_fields
 from sdm.models.fields import documented_fields
 from sdm.models.layer_types import LAYER_TYPES
@@ -192,3 +193,19 @@ def test_one_field_swaps_the_layer_of_a_saved_configuration(tmp_path: Path) -> N
 def test_numbers_that_are_none(field: str, value: Any) -> None:
     with pytest.raises(Exception, match=field):
         tiny_config("full_attention", **{field: value})
+
+
+@pytest.mark.parametrize(
+    ("fields", "message"),
+    [
+        ({"num_slots": 0}, "num_slots must be a positive integer, got 0"),
+        ({"num_writes": 2**70}, "num_writes must be at most 1099511627776, got a number of 71 bits"),
+        ({"hidden_size": 2**30}, "hidden_size must be at most 1048576, got 1073741824"),
+        ({"initial_state_std": -1.0}, "initial_state_std must not be negative, got -1.0"),
+        ({"rms_norm_eps": 0.0}, "rms_norm_eps must be positive and finite, got 0.0"),
+        ({"local_layer": "swa"}, "local_layer must be one of sliding_attention, .*got 'swa'"),
+    ],
+)
+def test_impossible_fields_are_user_errors(fields: dict[str, Any], message: str) -> None:
+    with pytest.raises(UserError, match=message):
+        SDMConfig(**fields)

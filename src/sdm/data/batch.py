@@ -12,9 +12,8 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
+from sdm.constants import IGNORED
 from sdm.data.errors import DataError
-
-IGNORED = -100  # target of a position at which nothing is predicted, as in torch's cross_entropy
 
 
 @dataclass(frozen=True)

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 from sdm.errors import check_size
 from sdm.layers.determinism import is_deterministic, token_by_token
-from sdm.layers.interface import check_input
+from sdm.layers.interface import check_input, without_weight_decay
 from sdm.layers.rope import Rope, rotate, rotation
 from sdm.layers.sizes import default_heads
 from sdm.layers.state import LayerState, Record, Undo, check_state
@@ -189,6 +189,10 @@ class GatedAttention(nn.Module, abc.ABC):
         if record is not None:
             record(state.undo(key.unsqueeze(1), value.unsqueeze(1), _all_valid(x.unsqueeze(1))))
         return self._output(x, self._mix_token_(query, key, value, state))
+
+    def no_weight_decay(self) -> set[str]:
+        """Names of the parameters that an optimizer should not decay: norms."""
+        return without_weight_decay(self)
 
     def start_state(self, batch_size: int, learn: bool = False) -> KeyValueState:
         """The state of streams without tokens, as every `sdm.layers.interface.SequenceLayer` has it."""

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from sdm.errors import check_one_of, check_size
 from sdm.layers.determinism import is_deterministic, token_by_token
 from sdm.layers.gates import Float32Linear, decay_gate, reset_decay
-from sdm.layers.interface import check_input
+from sdm.layers.interface import check_input, without_weight_decay
 from sdm.layers.recurrent_state import RecurrentState, RecurrentUndo, start_memory
 from sdm.layers.short_convolution import ShortConvolution
 from sdm.layers.sizes import default_heads
@@ -206,6 +206,10 @@ class GatedDeltaNet(nn.Module):
             backend=self.backend,
         )
         return readings, None if memory is None else RecurrentState(memory, tail)
+
+    def no_weight_decay(self) -> set[str]:
+        """Names of the parameters that an optimizer should not decay: norms, decay rates, gates, the initial state."""
+        return without_weight_decay(self)
 
     def start_state(self, batch_size: int, learn: bool = False) -> RecurrentState:
         """The state of streams without tokens, as every `sdm.layers.interface.SequenceLayer` has it."""

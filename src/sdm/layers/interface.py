@@ -9,9 +9,12 @@ from __future__ import annotations
 
 from typing import Any, Protocol
 
-from torch import Tensor
+from torch import Tensor, nn
 
 from sdm.layers.state import LayerState, Record
+
+# Matrices that weight decay would harm: an initial state holds content, and gates rest at other values than zero.
+_EXEMPT_MATRICES = ("initial_state", "beta_proj.weight", "decay_proj.weight")
 
 
 class SequenceLayer(Protocol):
@@ -62,6 +65,19 @@ class SequenceLayer(Protocol):
 
         With `learn` it is what a learned initial state gets its gradient through, and not to be changed.
         """
+
+    def no_weight_decay(self) -> set[str]:
+        """Names of the parameters that an optimizer should not decay; see `without_weight_decay`."""
+
+
+def without_weight_decay(module: nn.Module) -> set[str]:
+    """Return the names of the parameters that weight decay would harm, of a layer or of a model of such layers.
+
+    Decay pulls towards zero. That is right for matrices, and wrong for what has a meaning at another value: norms
+    (one), biases, decay rates, Mamba2's skip, the projections of the gates, and the memory's initial state, which holds
+    content rather than weights.
+    """
+    return {name for name, x in module.named_parameters() if x.dim() < 2 or name.endswith(_EXEMPT_MATRICES)}
 
 
 def check_input(x: Tensor, hidden_size: int, shape: str = "[B,T,hidden_size]") -> None:

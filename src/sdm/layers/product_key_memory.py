@@ -13,7 +13,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from sdm.errors import check_size
-from sdm.layers.interface import check_input
+from sdm.layers.interface import check_input, without_weight_decay
 from sdm.layers.sizes import check_slots, default_slots
 from sdm.layers.state import LayerState, Record, Snapshot, Undo, check_state
 from sdm.layers.streams import streams_of
@@ -115,6 +115,10 @@ class ProductKeyMemory(nn.Module):
 
     def replay_(self, state: NoState, undo: Undo) -> None:
         """Do nothing: there is no state."""
+
+    def no_weight_decay(self) -> set[str]:
+        """Names of the parameters that an optimizer should not decay: norms and biases."""
+        return without_weight_decay(self)
 
     def start_state(self, batch_size: int, learn: bool = False) -> NoState:
         """The state of streams without tokens, as every `sdm.layers.interface.SequenceLayer` has it."""

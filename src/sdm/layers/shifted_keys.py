@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from sdm.layers.determinism import is_deterministic, token_by_token
 from sdm.layers.gated_delta_net import GatedDeltaNet
-from sdm.layers.interface import check_input
+from sdm.layers.interface import check_input, without_weight_decay
 from sdm.layers.short_convolution import ShortConvolution
 from sdm.layers.sparse_delta_memory import SparseDeltaMemory
 from sdm.layers.state import LayerState, Record, Undo, check_state
@@ -151,6 +151,10 @@ class ShiftedKeys(nn.Module):
     def key_input(self, x: Tensor, previous: Tensor | None, streams: Streams) -> tuple[Tensor, Tensor]:
         """What the keys of x [B,T,C] in left-aligned rows or packed come from, and `previous` after the last token."""
         return shift(x, previous, streams) if self.conv is None else self.conv(x, previous, streams)
+
+    def no_weight_decay(self) -> set[str]:
+        """Names of the parameters that an optimizer should not decay, with those of the layer within."""
+        return without_weight_decay(self)
 
     def start_state(self, batch_size: int, learn: bool = False) -> ShiftedState:
         """The state of streams without tokens, as every `sdm.layers.interface.SequenceLayer` has it."""

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 from sdm.errors import check_one_of, check_size
 from sdm.layers.gates import Float32Linear, decay_gate, reset_decay
-from sdm.layers.interface import check_input, check_mask
+from sdm.layers.interface import check_input, check_mask, without_weight_decay
 from sdm.layers.masked_batch_norm import MaskedBatchNorm
 from sdm.layers.recurrent_state import start_memory
 from sdm.layers.sizes import check_slots, default_slots
@@ -266,6 +266,10 @@ class SparseDeltaMemory(nn.Module):
         reads = undo.write_index[..., :1], undo.write_weight[..., :1]
         writes = (undo.write_index, undo.write_weight, undo.value, undo.beta, undo.log_decay)
         sparse_delta_rule_(state.memory, *writes, *reads, update=self.update, backend=self.backend)
+
+    def no_weight_decay(self) -> set[str]:
+        """Names of the parameters that an optimizer should not decay: norms, decay rates, gates, the initial state."""
+        return without_weight_decay(self)
 
     def start_state(self, batch_size: int, learn: bool = False) -> MemoryTable:
         """The state of streams without tokens, as every `sdm.layers.interface.SequenceLayer` has it."""

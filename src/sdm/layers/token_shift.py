@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from sdm.errors import check_size
-from sdm.layers.interface import check_input
+from sdm.layers.interface import check_input, without_weight_decay
 from sdm.layers.state import LayerState, Record, Undo, check_state
 from sdm.layers.streams import Streams, streams_of
 
@@ -102,6 +102,10 @@ class TokenShift(nn.Module):
         y = self.current_proj(x) + self.previous_proj(state.previous.to(x.dtype))
         state.previous.copy_(x)
         return y
+
+    def no_weight_decay(self) -> set[str]:
+        """Names of the parameters that an optimizer should not decay."""
+        return without_weight_decay(self)
 
     def start_state(self, batch_size: int, learn: bool = False) -> PreviousToken:
         """The state of streams without tokens, as every `sdm.layers.interface.SequenceLayer` has it."""

@@ -12,13 +12,13 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
+from sdm.constants import IGNORED
 from sdm.layers import LayerState
 from sdm.models.cache import SDMCache
 
 if TYPE_CHECKING:
     from sdm.models.modeling import SDMForCausalLM
 
-IGNORED = -100
 Reduction = Literal["sum", "none"]
 States = list[LayerState]
 

@@ -24,6 +24,7 @@ from transformers.utils import can_return_tuple
 
 from sdm.layers import GatedMLP
 from sdm.layers.attention import GatedAttention
+from sdm.layers.interface import without_weight_decay
 from sdm.layers.masked_batch_norm import MaskedBatchNorm
 from sdm.models import attentions
 from sdm.models.arguments import check_extras, current_mask, document_offsets, select_positions
@@ -34,8 +35,6 @@ from sdm.models.likelihood import IGNORED, next_token_targets, nll, target_nll
 from sdm.models.rope import rope_of
 
 logger = logging.getLogger(__name__)
-
-_EXEMPT_MATRICES = ("initial_state", "beta_proj.weight", "decay_proj.weight")
 
 
 class SDMBlock(GradientCheckpointingLayer):
@@ -137,13 +136,8 @@ class SDMPreTrainedModel(PreTrainedModel):
             _reset_unloaded(module, reset)
 
     def no_weight_decay(self) -> set[str]:
-        """Names of the parameters that weight decay would harm.
-
-        Decay pulls towards zero. That is right for matrices, and wrong for what has a meaning at another value: norms
-        (one), biases, decay rates, Mamba2's skip, the projections of the gates, and the memory's initial state, which
-        holds content rather than weights.
-        """
-        return {name for name, x in self.named_parameters() if x.dim() < 2 or name.endswith(_EXEMPT_MATRICES)}
+        """Names of the parameters that an optimizer should not decay, as `layers.interface` says."""
+        return without_weight_decay(self)
 
 
 class SDMModel(SDMPreTrainedModel):

@@ -8,11 +8,11 @@ name it in `__init__.py`; from outside the package, call `register`.
 from __future__ import annotations
 
 import abc
-import math
 from typing import TYPE_CHECKING, Literal
 
 from torch import nn
 
+from sdm.errors import UserError, check_not_negative, check_one_of, check_positive, check_size
 from sdm.models.fields import Field, documented_fields
 from sdm.models.layer_cost import LayerCost
 
@@ -106,30 +106,25 @@ def derived(size: int | None) -> int:
 
 
 def check_sizes(config: SDMConfig, *names: str) -> None:
-    """Raise unless these fields are positive integers or, where their type allows it, None."""
+    """Raise a `UserError` unless these fields are positive integers or, where their type allows it, None."""
     for name in names:
         size = getattr(config, name)
         if size is None and config.takes_none(name):
             continue
-        if not isinstance(size, int) or isinstance(size, bool) or size < 1:
-            raise ValueError(f"{name} must be a positive integer, got {size!r}")
         largest = _LARGEST.get(name, _LARGEST_OTHER)
-        if size > largest:
+        if isinstance(size, int) and size > largest:
             shown = size if size < 2**64 else f"a number of {size.bit_length()} bits"
-            raise ValueError(f"{name} must be at most {largest}, got {shown}")
+            raise UserError(f"{name} must be at most {largest}, got {shown}")
+        check_size(**{name: size})
 
 
 def check_numbers(config: SDMConfig, *names: str, positive: bool = False) -> None:
-    """Raise unless these fields are finite and not negative; or not zero either."""
-    for name in names:
-        value = getattr(config, name)
-        if not 0 <= value < math.inf or (positive and value == 0):
-            expected = "a positive number" if positive else "a number of at least 0"
-            raise ValueError(f"{name} must be {expected}, got {value}")
+    """Raise a `UserError` unless these fields are finite and not negative; or not zero either."""
+    check = check_positive if positive else check_not_negative
+    check(**{name: getattr(config, name) for name in names})
 
 
 def check_choices(config: SDMConfig, **choices: tuple[str, ...]) -> None:
-    """Raise unless each of these fields has one of its options."""
+    """Raise a `UserError` unless each of these fields has one of its options."""
     for name, options in choices.items():
-        if getattr(config, name) not in options:
-            raise ValueError(f"{name} must be one of {options}, got {getattr(config, name)!r}")
+        check_one_of(options, **{name: getattr(config, name)})
