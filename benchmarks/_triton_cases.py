@@ -80,10 +80,12 @@ def topk(level: int, dtype: torch.dtype, time: int = 2048) -> None:
     ops.product_key_topk(scores, ACCESSES, backend="triton")[0].sum().backward()
 
 
-def rule(level: int, dtype: torch.dtype, time: int = 2048, update: str = "delta", training: bool = True) -> None:
-    """With a learned initial table of this dtype."""
+def rule(
+    level: int, dtype: torch.dtype, time: int = 2048, update: str = "delta", training: bool = True, batch: int = 1
+) -> None:
+    """Forward, and backward if training, with a learned initial table of this dtype."""
     heads, n, channels = sizes(level)
-    tokens = _tokens((1, time, heads), channels, dtype, training)
+    tokens = _tokens((batch, time, heads), channels, dtype, training)
     table = torch.empty(heads, n * n, channels, dtype=dtype, device="meta", requires_grad=training)
     y, final = ops.sparse_delta_rule(
         *tokens, initial_state=table, output_final_state=True, update=update, backend="triton"
@@ -110,6 +112,7 @@ def calls(level: int, dtype: torch.dtype) -> dict[str, Callable[[], None]]:
     return {
         "top-k": lambda: topk(level, dtype),
         "rule": lambda: rule(level, dtype),
+        "rule, batch": lambda: rule(level, dtype, batch=8),
         "rule, slot": lambda: rule(level, dtype, update="slot"),
         "rule, no gradients": lambda: rule(level, dtype, training=False),
         "step": lambda: step(level, dtype),

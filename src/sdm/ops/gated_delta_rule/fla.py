@@ -45,4 +45,5 @@ FLA = Backend(
     "cuda",
     "" if find_spec("fla") else "flash-linear-attention is not installed (pip install flash-linear-attention)",
     _unsupported_reason,
+    says_missing=True,
 )

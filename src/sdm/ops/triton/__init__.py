@@ -8,5 +8,5 @@ its backend with `TritonBackend` and imports its kernels when it is first called
 - `launch.py`: the one function through which every kernel is launched, so that launches can be recorded.
 - `interpreter.py`: Triton's interpreter, quicker and quieter.
 - `traffic.py`: bytes that kernels load and store, counted by the interpreter.
-- `ahead_of_time.py`: recorded launches compiled for GPUs that are not here.
+- `ahead_of_time.py`: recorded launches compiled for GPUs that are not here. `benchmarks/ptx` runs them in an emulator.
 """
