@@ -50,40 +50,46 @@ def test_torch_alone_comes_from_an_index_of_its_own(tmp_path: Path, index: str) 
     assert not any("--index-url" in arguments for arguments in installs[1:])
 
 
-def configure(folder: Path, **environment: str) -> str:
+def configure(folder: Path, *options: str, succeeds: bool = True, **environment: str) -> str:
     """What CMake says about a build in a folder."""
     command = ["cmake", "-G", "Ninja", "-S", str(ROOT), "-B", str(folder), f"-DPython_EXECUTABLE={sys.executable}"]
     ambient = {name: value for name, value in os.environ.items() if name != "CXX"} | {"PATH": TOOLS}
-    done = subprocess.run(command, env=ambient | environment, capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stderr
-    return done.stderr
+    done = subprocess.run([*command, *options], env=ambient | environment, capture_output=True, text=True, check=False)
+    assert (done.returncode == 0) == succeeds, done.stderr
+    return " ".join(done.stderr.split())
 
 
 @pytest.mark.skipif(shutil.which("cmake", path=TOOLS) is None, reason="needs cmake")
 def test_no_compiler_no_core(tmp_path: Path) -> None:
-    assert "without its compiled core" in " ".join(configure(tmp_path, CXX="/bin/false").split())
+    assert "No C++ compiler that works" in configure(tmp_path, succeeds=False, CXX="/bin/false")
+    assert "without its compiled core" in configure(tmp_path, "-DSDM_WITHOUT_CORE=ON", CXX="/bin/false")
     install = ["cmake", "--install", str(tmp_path), "--prefix", str(tmp_path / "installed")]
     subprocess.run(install, env=os.environ | {"PATH": TOOLS}, check=True, capture_output=True)
     assert not (tmp_path / "installed").exists()
     # A compiler that is installed later is found, in the same build folder.
-    assert "core" not in configure(tmp_path)
+    assert "cannot be built with" in configure(tmp_path, succeeds=False), "a core that does not compile is an error"
+    assert "core" not in configure(tmp_path, "-DSDM_WITHOUT_CORE=OFF")
     assert "_core" in (tmp_path / "build.ninja").read_text()
 
 
 BUILD = """
 import sys
-from scikit_build_core.build import build_wheel
-print(build_wheel(sys.argv[1], {"build-dir": sys.argv[1] + "/build"}))
+from scikit_build_core import build
+print(getattr(build, sys.argv[2])(sys.argv[1], {"build-dir": sys.argv[1] + "/build"}))
 """
 
 
 @pytest.mark.skipif(find_spec("scikit_build_core") is None, reason="needs scikit-build-core")
 @pytest.mark.skipif(shutil.which("cmake", path=TOOLS) is None, reason="needs cmake")
-def test_the_wheel_has_every_module_its_types_and_no_sources_of_the_core(tmp_path: Path) -> None:
+@pytest.mark.parametrize("hook", ["build_wheel", "build_editable"])
+def test_the_wheel_has_every_module_its_types_and_no_sources_of_the_core(tmp_path: Path, hook: str) -> None:
     environment = os.environ | {"PATH": TOOLS, "CXX": "/bin/false"}  # without the core: nothing to compile
-    command = [sys.executable, "-c", BUILD, str(tmp_path)]
+    command = [sys.executable, "-c", BUILD, str(tmp_path), hook]
     subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, check=True)
     (wheel,) = tmp_path.glob("*.whl")
+    assert wheel.name.endswith("-py3-none-any.whl"), "there is nothing of a platform in it"
+    if hook == "build_editable":
+        return
     with zipfile.ZipFile(wheel) as archive:
         packed = {name for name in archive.namelist() if name.startswith("sdm/")}
     files = (path for path in (ROOT / "src/sdm").rglob("*") if path.is_file() and "__pycache__" not in path.parts)

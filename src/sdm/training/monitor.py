@@ -245,7 +245,7 @@ def _tensorboard(folder: Path) -> Any:
     try:
         from torch.utils.tensorboard import SummaryWriter
     except ImportError as error:
-        raise TrainingError("monitor.tensorboard needs tensorboard: pip install tensorboard") from error
+        raise TrainingError("monitor.tensorboard needs it: pip install 'sparse-delta-memory[tensorboard]'") from error
     return SummaryWriter(str(folder / "tensorboard"))
 
 
@@ -253,5 +253,5 @@ def _wandb(project: str, folder: Path) -> Any:
     try:
         import wandb  # type: ignore[import-not-found]
     except ImportError as error:
-        raise TrainingError("monitor.wandb needs wandb: pip install wandb") from error
+        raise TrainingError("monitor.wandb needs wandb: pip install 'sparse-delta-memory[wandb]'") from error
     return wandb.init(project=project, name=folder.name, dir=str(folder), resume="allow", id=folder.name)
