@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from sdm import analysis, ops
     from sdm.layers import SparseDeltaMemory
     from sdm.models import MemoryState, SDMCache, SDMConfig, SDMForCausalLM, SDMModel, cost, ladder
+    from sdm.session import Session
 
 __version__ = "0.1.0"
 
@@ -24,6 +25,7 @@ __all__ = [
     "SDMConfig",
     "SDMForCausalLM",
     "SDMModel",
+    "Session",
     "SparseDeltaMemory",
     "__version__",
     "analysis",
@@ -36,6 +38,8 @@ __all__ = [
 def __getattr__(name: str) -> Any:
     if name in _MODELS:
         return getattr(importlib.import_module("sdm.models"), name)
+    if name == "Session":
+        return getattr(importlib.import_module("sdm.session"), name)
     if name == "SparseDeltaMemory":
         return getattr(importlib.import_module("sdm.layers"), name)
     if name in ("analysis", "layers", "ops"):

@@ -30,7 +30,7 @@ def same(cache: sdm.SDMCache, expected: sdm.SDMCache) -> None:
 
 def without_journal(cache: sdm.SDMCache) -> sdm.SDMCache:
     twin = copy.deepcopy(cache)
-    twin._use(None)
+    twin.use_journal(None)
     return twin
 
 

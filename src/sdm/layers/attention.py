@@ -9,6 +9,7 @@ from __future__ import annotations
 import abc
 import dataclasses
 import itertools
+from collections.abc import Sequence
 
 import torch
 import torch.nn.functional as F
@@ -30,6 +31,16 @@ class KeyValueState(LayerState):
     key: Tensor  # [S,G,C,D]
     value: Tensor  # [S,G,C,D]
     length: Tensor  # [S] tokens seen so far, which is the position of the next one
+
+    def stacked(self, others: Sequence[KeyValueState]) -> KeyValueState:
+        """Return the state of all streams, with buffers as long as the longest."""
+        states = (self, *others)
+        capacity = max(state.key.shape[2] for state in states)
+        return type(self)(
+            torch.cat([F.pad(state.key, (0, 0, 0, capacity - state.key.shape[2])) for state in states]),
+            torch.cat([F.pad(state.value, (0, 0, 0, capacity - state.value.shape[2])) for state in states]),
+            torch.cat([state.length for state in states]),
+        )
 
     def _undo_type(self) -> type[Undo]:
         return RingUndo
@@ -233,7 +244,8 @@ class GatedAttention(nn.Module, abc.ABC):
             mixed, after = self._attend(query, key, value, place, own, Streams(1), return_state)
             outputs.append(mixed)
             states.append(after)
-        return torch.cat(outputs, dim=1), _stack([after for after in states if after is not None])
+        known = [after for after in states if after is not None]
+        return torch.cat(outputs, dim=1), known[0].stacked(known[1:]) if known else None
 
     @abc.abstractmethod
     def _attend_step_(self, query_BHD: Tensor, key_BGD: Tensor, value_BGD: Tensor, state: KeyValueState) -> Tensor:
@@ -268,15 +280,3 @@ def write_(state: KeyValueState, key_SGD: Tensor, value_SGD: Tensor, place: Tens
     index = place[:, None, None, None].expand_as(key_SG1D)
     state.key.scatter_(2, index, key_SG1D.to(state.key.dtype))
     state.value.scatter_(2, index, value_SG1D.to(state.value.dtype))
-
-
-def _stack(states: list[KeyValueState]) -> KeyValueState | None:
-    """The states of several streams as one, with buffers as long as the longest."""
-    if not states:
-        return None
-    capacity = max(state.key.shape[2] for state in states)
-    return type(states[0])(
-        torch.cat([F.pad(state.key, (0, 0, 0, capacity - state.key.shape[2])) for state in states]),
-        torch.cat([F.pad(state.value, (0, 0, 0, capacity - state.value.shape[2])) for state in states]),
-        torch.cat([state.length for state in states]),
-    )

@@ -30,9 +30,25 @@ WEIGHTINGS = ("softmax", "l2")
 OUTPUT_GATES = ("sigmoid", "silu")
 
 
+class TableState(LayerState):
+    """Base of the states of a Sparse Delta Memory, which say where the rows of its tables lie."""
+
+    def check(self, streams: int, shape: tuple[int, int, int], device: torch.device) -> None:
+        """Raise unless this is the state of so many streams of a layer with tables of this shape [H,N,D]."""
+        raise NotImplementedError
+
+    def undo(self, tokens: Tokens) -> Undo:
+        """Record what the tokens are about to change."""
+        raise NotImplementedError
+
+    def write_and_read_(self, tokens: Tokens, update: str, backend: str) -> Tensor:
+        """Write and read tokens [S,T,H,...] in place: readings [S,T,H,D]."""
+        raise NotImplementedError
+
+
 @dataclasses.dataclass
-class MemoryTable(LayerState):
-    """The state of a Sparse Delta Memory."""
+class MemoryTable(TableState):
+    """The state of a Sparse Delta Memory: a whole table for each stream."""
 
     memory: Tensor  # [S,H,N,D], at least float32 unless a caller stores it in less
 
@@ -47,21 +63,38 @@ class MemoryTable(LayerState):
             rows = self.memory.clone()
         else:
             rows = self.memory.view(-1, D).index_select(0, _flat_rows(tokens.write_index, N)).view(S, T, H, W, D)
-        return TableUndo(tokens.write_index, rows, tokens.write_weight, tokens.value, tokens.beta, tokens.log_decay)
+        return TableUndo(*tokens[:5], rows)
+
+    def check(self, streams: int, shape: tuple[int, int, int], device: torch.device) -> None:
+        """Raise unless this is the state of so many streams with tables of this shape [H,N,D]."""
+        check_state(self, MemoryTable, streams, device, memory=shape)
+
+    def write_and_read_(self, tokens: Tokens, update: str, backend: str) -> Tensor:
+        """Write and read tokens [S,T,H,...] in place: readings [S,T,H,D]."""
+        if tokens.value.shape[1] == 1:
+            token = (tensor.squeeze(1) for tensor in tokens)
+            return sparse_delta_step_(self.memory, *token, update=update, backend=backend).unsqueeze(1)
+        return sparse_delta_rule_(self.memory, *tokens, update=update, backend=backend)
 
 
 @dataclasses.dataclass
-class TableUndo(Undo):
-    """The rows that tokens wrote, as they were before the first of them, and the writes themselves."""
+class TableWrites(Undo):
+    """The writes of tokens, which put them back."""
 
     write_index: Tensor  # [S,T,H,W]
-    rows: Tensor  # [S,T,H,W,D], or the whole table [S,H,N,D]
     write_weight: Tensor  # [S,T,H,W]
     value: Tensor  # [S,T,H,D]
     beta: Tensor  # [S,T,H]
     log_decay: Tensor  # [S,T,H] or [S,T,H,W]
 
     over_time = ("write_index", "write_weight", "value", "beta", "log_decay")
+
+
+@dataclasses.dataclass
+class TableUndo(TableWrites):
+    """The rows that tokens wrote, as they were before the first of them, and the writes themselves."""
+
+    rows: Tensor  # [S,T,H,W,D], or the whole table [S,H,N,D]
 
     def restore_(self, state: MemoryTable) -> None:
         """Put the old rows back. A slot that several tokens wrote has the same old row for each of them."""
@@ -211,7 +244,9 @@ class SparseDeltaMemory(nn.Module):
         tokens = self._tokens(x, for_channels, mask, key_input)
         if self.observer is not None:
             self.observer(tokens)
-        initial_state = self.initial_state if state is None else _table(state).memory
+        if isinstance(state, TableState) and not isinstance(state, MemoryTable):
+            raise TypeError(f"{type(state).__name__} changes in place: use step_ or extend_, under torch.no_grad()")
+        initial_state = self.initial_state if state is None else _table(state).memory  # type: ignore[attr-defined]
         readings, final_state = self._recur(
             tokens, initial_state, output_final_state=return_state, cu_seqlens=cu_seqlens
         )
@@ -222,7 +257,7 @@ class SparseDeltaMemory(nn.Module):
 
     @torch.no_grad()
     def step_(
-        self, x: Tensor, state: MemoryTable | Tensor, record: Record | None = None, key_input: Tensor | None = None
+        self, x: Tensor, state: TableState | Tensor, record: Record | None = None, key_input: Tensor | None = None
     ) -> Tensor:
         """Decode one token: x [B,hidden_size] gives y of the same shape; `state` changes in place."""
         check_input(x, self.hidden_size, "[B,hidden_size]")
@@ -231,18 +266,17 @@ class SparseDeltaMemory(nn.Module):
             check_shape("key_input", key_input, tuple(x.shape), "the shape of x")
             key_input = key_input.unsqueeze(1)
         state = _table(state)
-        check_state(state, MemoryTable, len(x), x.device, memory=(self.num_heads, self.num_slots, self.head_dim))
+        state.check(len(x), (self.num_heads, self.num_slots, self.head_dim), x.device)
         tokens = self._tokens(x.unsqueeze(1), x.unsqueeze(1), None, key_input)
         if record is not None:
             record(state.undo(tokens))
-        token = (tensor.squeeze(1) for tensor in tokens)
-        return self._output(x, sparse_delta_step_(state.memory, *token, update=self.update, backend=self.backend))
+        return self._output(x, state.write_and_read_(tokens, self.update, self.backend).squeeze(1))
 
     @torch.no_grad()
     def extend_(
         self,
         x: Tensor,
-        state: MemoryTable,
+        state: TableState,
         attention_mask: Tensor | None = None,
         record: Record | None = None,
         key_input: Tensor | None = None,
@@ -250,22 +284,23 @@ class SparseDeltaMemory(nn.Module):
         """Mix a stretch of tokens in place, as every `sdm.layers.interface.SequenceLayer` does."""
         check_input(x, self.hidden_size)
         mask = check_mask(x, attention_mask, None)
-        check_state(state, MemoryTable, len(x), x.device, memory=(self.num_heads, self.num_slots, self.head_dim))
+        state = _table(state)
+        state.check(len(x), (self.num_heads, self.num_slots, self.head_dim), x.device)
         x, key_input = _without_padding(x, key_input, mask)
         tokens = self._tokens(x, x, mask, key_input)
         if self.observer is not None:
             self.observer(tokens)
         if record is not None:
             record(state.undo(tokens))
-        y = self._output(x, sparse_delta_rule_(state.memory, *tokens, update=self.update, backend=self.backend))
+        y = self._output(x, state.write_and_read_(tokens, self.update, self.backend))
         return y if mask is None else y * mask.unsqueeze(-1)
 
     @torch.no_grad()
-    def replay_(self, state: MemoryTable, undo: TableUndo) -> None:
+    def replay_(self, state: TableState, undo: TableWrites) -> None:
         """Write the tokens of an undo record again."""
         reads = undo.write_index[..., :1], undo.write_weight[..., :1]
-        writes = (undo.write_index, undo.write_weight, undo.value, undo.beta, undo.log_decay)
-        sparse_delta_rule_(state.memory, *writes, *reads, update=self.update, backend=self.backend)
+        tokens = Tokens(undo.write_index, undo.write_weight, undo.value, undo.beta, undo.log_decay, *reads)
+        state.write_and_read_(tokens, self.update, self.backend)
 
     def no_weight_decay(self) -> set[str]:
         """Names of the parameters that an optimizer should not decay: norms, decay rates, gates, the initial state."""
@@ -360,10 +395,10 @@ def _without_padding(x: Tensor, key_input: Tensor | None, mask: Tensor | None) -
     return x.masked_fill(padding, 0), None if key_input is None else key_input.masked_fill(padding, 0)
 
 
-def _table(state: MemoryTable | Tensor) -> MemoryTable:
+def _table(state: TableState | Tensor) -> TableState:
     """Accept a bare tensor as state."""
     if isinstance(state, Tensor):
         return MemoryTable(state)
-    if not isinstance(state, MemoryTable):
+    if not isinstance(state, TableState):
         raise TypeError(f"state must be a MemoryTable, a tensor or None, got {type(state).__name__}")
     return state

@@ -10,7 +10,7 @@ Shapes: S streams, T time.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, ClassVar, TypeVar
 
 import torch
@@ -66,6 +66,14 @@ class LayerState:
         """Return the state of a single stream without room for tokens to come."""
         return self
 
+    def stacked(self: StateT, others: Sequence[StateT]) -> StateT:
+        """Return the state of the streams of this state and then of `others`, which are of the same layer."""
+        parts: dict[str, Any] = {}
+        for field in dataclasses.fields(self):
+            part, further = getattr(self, field.name), [getattr(other, field.name) for other in others]
+            parts[field.name] = part.stacked(further) if isinstance(part, LayerState) else torch.cat([part, *further])
+        return type(self)(**parts)
+
     def undo_of(self, tensors: Mapping[str, Tensor]) -> Undo:
         """Return the undo record of a state of this type that has these tensors, as a file has them."""
         prefix = "before."
@@ -93,7 +101,7 @@ class LayerState:
     @property
     def nbytes(self) -> int:
         """Bytes of all tensors."""
-        return sum(x.nbytes for x in self.tensors().values())
+        return sum(getattr(self, field.name).nbytes for field in dataclasses.fields(self))
 
 
 @dataclasses.dataclass

@@ -49,7 +49,7 @@ class LayerCache(CacheLayerMixin):
             self.state = self.state.restarted(self.begins, layer.start_state(len(x), learn=True))
             self.begins = None
         if self._steps is None:
-            self._steps = _can_step(layer)
+            self._steps = can_step(layer)
         self.replay_with(layer)
         run = self._run if self.journal is None else self._run_recorded
         y = run(layer, x, attention_mask)
@@ -233,7 +233,7 @@ class SDMCache(Cache):
                 call of many tokens a copy of the table where that is smaller; see docs/rewinding.md.
         """
         if self.journal is None:
-            self._use(Journal(len(self.layers), tokens, nbytes))
+            self.use_journal(Journal(len(self.layers), tokens, nbytes))
         else:
             Journal(len(self.layers), tokens, nbytes)  # checks
             self.journal.tokens, self.journal.nbytes_limit = tokens, nbytes
@@ -308,7 +308,8 @@ class SDMCache(Cache):
                     layer.take_back(entry.undo[place], taken, None if kept is None else kept.undo[place])
                 tokens -= taken
 
-    def _use(self, journal: Journal | None) -> None:
+    def use_journal(self, journal: Journal | None) -> None:
+        """Let all layers record into this journal; None: record nothing."""
         self.journal = journal
         for layer in self.layers:
             layer.journal = journal
@@ -367,7 +368,7 @@ def _state_sizes(config: SDMConfig) -> dict[str, Any]:
     }
 
 
-def _can_step(layer: Any) -> bool:
+def can_step(layer: Any) -> bool:
     """Whether `step_` may be called past the layer's forward pass. Wrapped layers (peft) have none, and offloaded ones
     (accelerate) have their weights inside of it only."""
     return hasattr(layer, "extend_") and not any(hasattr(module, "_hf_hook") for module in layer.modules())

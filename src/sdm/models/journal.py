@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import itertools
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 
 from torch import Tensor
@@ -203,3 +203,30 @@ class Journal:
         self.entries.append(kept)
         self.point = next_point()
         return entry, kept
+
+
+class SplitJournal(Journal):
+    """The journal of a batch: every session's own journal gets its row of each record."""
+
+    def __init__(self, layers: int, journals: Sequence[Journal | None]) -> None:
+        super().__init__(layers)
+        self._journals = list(enumerate(journals))
+
+    def _each(self) -> Iterator[tuple[int, Journal]]:
+        return ((row, journal) for row, journal in self._journals if journal is not None)
+
+    def begin(self, place: int) -> None:
+        """Tell every session's journal."""
+        for _, journal in self._each():
+            journal.begin(place)
+
+    def interrupt(self, place: int) -> None:
+        """Tell every session's journal."""
+        for _, journal in self._each():
+            journal.interrupt(place)
+
+    def add(self, place: int, tokens: int, divisible: bool, undo: Undo) -> None:
+        """Give every session's journal its row."""
+        for row, journal in self._each():
+            own = undo.map(lambda x, row=row: x[row : row + 1].clone())  # type: ignore[misc]
+            journal.add(place, tokens, divisible, own)
