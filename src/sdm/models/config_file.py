@@ -62,6 +62,7 @@ def check_attention_implementation(fields: Mapping[str, Any]) -> None:
     builtin += ["flash_attention_2"] if is_flash_attn_2_available() else []
     builtin += ["flash_attention_3"] if is_flash_attn_3_available() else []
     for name, value in fields.items():
+        name = str(name)  # id2label has integers
         if name.endswith("attn_implementation") or "attn_implementation_" in name:
             # transformers takes a dictionary too, with an implementation for each nested configuration.
             for implementation in value.values() if isinstance(value, Mapping) else [value]:
