@@ -10,6 +10,7 @@ table of docs/performance.md.
 from __future__ import annotations
 
 import argparse
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -176,28 +177,58 @@ def details(level: int, gpu: GPU, many: bool, zipf: bool = False) -> list[str]:
     return lines
 
 
-def main() -> None:
-    """Print the table and write it into docs/performance.md."""
+LEAST_BLOCKS = {("forward_kernel", False): 2, ("backward_kernel", False): 2}
+LEAST_BLOCKS |= {("forward_kernel", True): 8, ("backward_kernel", True): 8}
+"""Of a multiprocessor, by kernel and whether programs are many."""
+MOST_BARRIERS = {("forward_kernel", False): 6, ("backward_kernel", False): 36}
+MOST_BARRIERS |= {("forward_kernel", True): 17, ("backward_kernel", True): 38}
+"""Per token."""
+
+
+def problems(level: int, gpu: GPU) -> list[str]:
+    """What is worse than the layouts were chosen for: registers spilled, blocks of a multiprocessor, barriers."""
+    result = []
+    for many in (False, True):
+        for name, kernel in kernels(level, gpu, True, many).items():
+            if kernel.taken.spilled:
+                result.append(f"{name} spills {kernel.taken.spilled} bytes")
+            if (name, many) in LEAST_BLOCKS:
+                blocks, barriers = gpu.resident(kernel.threads, kernel.taken), kernel.usage.barriers
+                if blocks < LEAST_BLOCKS[name, many]:
+                    result.append(f"{name}, many={many}: {blocks} blocks of a multiprocessor")
+                if barriers > MOST_BARRIERS[name, many]:
+                    result.append(f"{name}, many={many}: {barriers:.1f} barriers per token")
+    return result
+
+
+def main() -> int:
+    """Print the table and write it into docs/performance.md; with --check, 1 if a kernel is worse than it was."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--levels", type=int, nargs="+", default=[1, 8, 13])
     parser.add_argument("--gpus", nargs="+", default=["A100", "H100"], choices=list(GPUS))
     parser.add_argument("--slots", nargs="+", default=["uniform"], choices=["uniform", "zipf"])
     parser.add_argument("--batches", type=int, nargs="+", default=[1, 8])
     parser.add_argument("--time", type=int, default=8192)
+    parser.add_argument("--check", action="store_true", help="check spills, blocks and barriers, and nothing else")
     parser.add_argument("--details", action="store_true", help="print what limits each kernel, and no table")
     parser.add_argument("--no-table", action="store_true", help="leave docs/performance.md as it is")
     options = parser.parse_args()
+    if options.check:
+        worse = [x for name in options.gpus for level in options.levels for x in problems(level, GPUS[name])]
+        print(*worse, f"{len(worse)} problems", sep="\n")
+        return 1 if worse else 0
     if options.details:
         for name in options.gpus:
             for level in options.levels:
                 for many in (False, True):
                     print(f"{name}, level {level}, W = R = {ACCESSES}, {'many' if many else 'few'} programs")
                     print(*details(level, GPUS[name], many), sep="\n", flush=True)
-        return
+        return 0
     lines = rows(options.levels, options.gpus, tuple(options.batches), options.time, options.slots)
     if not options.no_table:
         write_between(Path(__file__).parent.parent / "docs" / "performance.md", (BEGIN, END), lines)
+    return 0
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(main())

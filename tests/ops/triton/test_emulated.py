@@ -50,3 +50,13 @@ def test_all_layouts(target: str) -> None:
     assert len(levels) == 3
     assert all(x["error"] <= 1e-6 for x in levels), levels
     assert not any(x["races"] for x in reports)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("gpu", ["A100", "H100"])
+def test_spills_blocks_and_barriers(gpu: str) -> None:
+    """What the layouts were chosen for still holds in the compiled kernels of level 1."""
+    environment = {name: x for name, x in os.environ.items() if name != "TRITON_INTERPRET"}
+    command = [sys.executable, "-m", "benchmarks.triton_model", "--check", "--levels", "1", "--gpus", gpu]
+    result = subprocess.run(command, capture_output=True, text=True, env=environment, cwd=ROOT)
+    assert result.stdout.endswith("0 problems\n"), result.stdout + result.stderr[-3000:]
