@@ -24,6 +24,7 @@ from sdm.cli.report import Report
 from sdm.cli.reproduce import Reproduce
 from sdm.cli.ruler import Ruler
 from sdm.cli.scaling import Scaling
+from sdm.cli.state import State
 from sdm.cli.tokenizer import Tokenizer
 from sdm.cli.trace import Trace
 from sdm.cli.train import Train
@@ -36,6 +37,7 @@ COMMANDS: dict[str, Any] = {
     "ruler": Ruler,
     "probe": Probe,
     "trace": Trace,
+    "state": State,
     "scaling": Scaling,
     "report": Report,
     "export": Export,

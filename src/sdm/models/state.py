@@ -181,9 +181,13 @@ class MemoryState:
         owned += sum(entry.nbytes for entry in history)
         return cls(model_id, tuple(contents), cache.get_seq_length(), owned, pending, history)
 
+    def check_model(self, model: nn.Module) -> None:
+        """Raise a ValueError unless this is a state of the model, with these weights."""
+        self._model_id.check(fingerprint(model), "this MemoryState")
+
     def cache(self, model: Any, batch_size: int = 1) -> SDMCache:
         """A cache in which every row continues this state. It holds whole tables and is the caller's to change."""
-        self._model_id.check(fingerprint(model), "this MemoryState")
+        self.check_model(model)
         if batch_size < 1:
             raise ValueError(f"batch_size must be positive, got {batch_size}")
         cache = SDMCache(model.config)

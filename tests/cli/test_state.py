@@ -1,0 +1,105 @@
+"""`sdm state show` and `sdm state diff`, called as a user calls them."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+
+import sdm
+from cli.test_commands import refusal
+from sdm.cli import main
+from sdm.models.state_summary import last_written, summarize_state
+from tiny_models import tiny_model, tokens
+
+
+def save_state(model: sdm.SDMForCausalLM, ids: torch.Tensor, path: Path) -> sdm.MemoryState:
+    cache = sdm.SDMCache(model.config)
+    with torch.no_grad():
+        model(ids[None], past_key_values=cache, use_cache=True)
+    state = sdm.MemoryState.from_cache(model, cache)
+    state.save(path)
+    return state
+
+
+@pytest.fixture
+def saved(tmp_path: Path) -> tuple[sdm.SDMForCausalLM, torch.Tensor, Path]:
+    """A model, a text and the folder with the model and two states: of the text, and of a part of it."""
+    model, ids = tiny_model("mixed"), tokens(9)
+    model.save_pretrained(tmp_path / "model")
+    save_state(model, ids, tmp_path / "whole.sdm")
+    save_state(model, ids[:4], tmp_path / "part.sdm")
+    return model, ids, tmp_path
+
+
+def test_show(
+    saved: tuple[sdm.SDMForCausalLM, torch.Tensor, Path],
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("COLUMNS", "80")
+    model, ids, folder = saved
+    text = [str(token) for token in ids.tolist()]
+    main(["state", "show", str(folder / "whole.sdm"), "--model", str(folder / "model"), "--tokens", *text])
+    printed = capsys.readouterr().out
+    assert max(map(len, printed.splitlines())) <= 80
+    assert "whole.sdm: 9 tokens" in printed
+    state = sdm.MemoryState.load(folder / "whole.sdm", model)
+    memory = next(layer for layer in summarize_state(state, model) if layer.slots is not None)
+    row = next(line for line in printed.splitlines() if " sdm " in line)
+    assert f" {memory.changed} " in row
+    last = last_written(model, ids)[memory.index]
+    assert memory.changed == int((last >= 0).sum())
+    age = 8 - last[last >= 0]
+    assert f" {int(age.median())}, {int(age.max())} " in printed
+
+
+@torch.no_grad()
+def test_summary_equals_the_tables() -> None:
+    model, ids = tiny_model("sdm"), tokens(1, 9)
+    cache = sdm.SDMCache(model.config)
+    model(ids, past_key_values=cache, use_cache=True)
+    state = sdm.MemoryState.from_cache(model, cache)
+    for layer, block in zip(summarize_state(state, model), model.model.layers, strict=True):
+        if layer.slots is None:
+            continue
+        change = cache.layers[layer.index].state.memory[0] - block.mixer.initial_state
+        assert layer.norm == pytest.approx(float(change.norm()), rel=1e-5)
+        assert layer.largest == pytest.approx(float(change.norm(dim=-1).max()), rel=1e-5)
+        assert layer.changed == int((change != 0).any(-1).sum())
+        assert layer.slots == 2 * 25
+    assert sum(layer.nbytes for layer in summarize_state(state, model)) == state.nbytes
+    with pytest.raises(ValueError, match="weights"):
+        summarize_state(state, tiny_model("sdm"))
+
+
+def test_diff(saved: tuple[sdm.SDMForCausalLM, torch.Tensor, Path], capsys: pytest.CaptureFixture[str]) -> None:
+    model, _, folder = saved
+    files = [folder / "whole.sdm", folder / "part.sdm"]
+    main(["state", "diff", *map(str, files), "--model", str(folder / "model")])
+    printed = capsys.readouterr().out
+    (changes,) = sdm.MemoryState.load(files[0], model).diff(sdm.MemoryState.load(files[1], model)).values()
+    assert "Difference of whole.sdm (9 tokens) and part.sdm (4 tokens)" in printed
+    row = next(line for line in printed.splitlines() if "head" in line and "slot " in line)
+    assert f" {len(changes)} " in row
+    main(["state", "diff", str(files[0]), str(files[0]), "--model", str(folder / "model")])
+    assert " 0 " in capsys.readouterr().out
+
+
+def test_what_is_refused(saved: tuple[sdm.SDMForCausalLM, torch.Tensor, Path]) -> None:
+    _, _, folder = saved
+    model, file = ("--model", folder / "model"), folder / "whole.sdm"
+    assert "takes 2 state files, got 1" in refusal("state", "diff", file, *model)
+    assert "takes 1 state file, got 2" in refusal("state", "show", file, file, *model)
+    assert "there is no state file" in refusal("state", "show", folder / "nowhere.sdm", *model)
+    assert "the text has 2 tokens, but the state has read 9" in refusal("state", "show", file, *model, "--tokens", 1, 2)
+    assert "belong to `sdm state show`" in refusal("state", "diff", file, file, *model, "--tokens", 1)
+    assert "tokens must lie within" in refusal("state", "show", file, *model, "--tokens", 9999)
+    assert "has no tokenizer" in refusal("state", "show", file, *model, "--prompt", "text")
+    tiny_model("mixed").save_pretrained(folder / "other")
+    assert "weights" in refusal("state", "show", file, "--model", folder / "other")
+    tiny_model("sdm").save_pretrained(folder / "another")
+    assert "cannot read" in refusal("state", "diff", file, file, "--model", folder / "another")
+    (folder / "broken.sdm").write_bytes(b"text")
+    assert "damaged" in refusal("state", "show", folder / "broken.sdm", *model)
