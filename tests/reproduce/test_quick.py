@@ -71,6 +71,9 @@ def test_quick(tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: 
         "if its whole interval",
     ):
         assert text in page
+    for name in ("trace-recall-sdm-1024-seed0.html", "trace-code-sdm.html"):
+        assert f'<a href="{name}">' in page
+        assert "which tokens are read" in (output / name).read_text()
     figures = {path.name for path in (output / "figures").iterdir()}
     names = (
         *("recall", "state", "code", "code-gap", "code-plain", "code-plain-gap", "cost"),

@@ -76,14 +76,14 @@ class State(Command):
         layers = summarize_state(state, model)
         for layer in layers:
             cells = [str(layer.index), layer.layer_type, _bytes(layer.nbytes), f"{layer.norm:.4g}"]
-            if layer.slots is None:
+            if layer.slots is None or layer.changed is None:
                 cells += ["", "", ""]
             else:
                 cells += [f"{layer.changed:,}", f"{layer.changed / layer.slots:.1%}", f"{layer.largest:.3g}"]
             if ids is not None:
                 cells.append(_age(written[layer.index], len(ids)) if layer.index in written else "")
             rows.append(tuple(cells))
-        columns = ("layer", "type", "size", "norm", "slots\nchanged", "of all", "largest\nchange")
+        columns: tuple[str, ...] = ("layer", "type", "size", "norm", "slots\nchanged", "of all", "largest\nchange")
         if ids is not None:
             columns = (*columns, "last written\n(tokens ago)")
         caption = "norm: of an SDM layer, of the difference to its initial state M0, of others of the whole state."

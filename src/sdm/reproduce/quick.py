@@ -232,4 +232,7 @@ def quick_study() -> Study:
         "recall": [variant for group in forms.values() for rates in group.values() for variant in rates.values()],
         "code": list(code.values()),
     }
-    return Study("quick", "Sparse Delta Memory in miniature", LEAD, groups, sections, tuple(timed.values()), SPEED)
+    traced = (next(iter(forms["sdm"][f"SDM, N = {SLOTS[-1]:,}"].values())), code["code-sdm"])
+    return Study(
+        "quick", "Sparse Delta Memory in miniature", LEAD, groups, sections, tuple(timed.values()), SPEED, traced
+    )

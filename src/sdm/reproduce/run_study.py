@@ -16,6 +16,7 @@ import torch
 from sdm.analysis.pages import Finding, Page, illustration, write_page
 from sdm.analysis.pages import Section as PageSection
 from sdm.analysis.pages.environment import environment
+from sdm.analysis.run_trace import write_run_trace
 from sdm.errors import UserError
 from sdm.evaluation.eval_model import open_model
 from sdm.evaluation.report import Table
@@ -78,6 +79,7 @@ def run_study(
         if not report_only:
             failures = _run(study, output, processes, progress)
             _measure_speed(study, StudyResults(output, failures))
+            _write_traces(study, StudyResults(output, failures))
         results = StudyResults(output, failures)
         page = study_page(study, results, time.perf_counter() - start)
         outcomes = {variant.run_name(seed): results.outcome(variant, seed) for variant, seed in study.runs()}
@@ -132,6 +134,28 @@ def _measure_speed(study: Study, results: StudyResults) -> None:
         torch.set_num_threads(threads)
 
 
+def _write_traces(study: Study, results: StudyResults) -> None:
+    """Write the pages of the traced models."""
+    for variant in study.traced:
+        for outcome in [*results.by_seed(variant).values()][:1]:
+            try:
+                write_run_trace(outcome.folder, _trace_path(results, variant))
+            except (UserError, ValueError, ArithmeticError) as error:
+                log.warning("%s is not traced: %s", outcome.folder.name, error)
+
+
+def _trace_path(results: StudyResults, variant: Variant) -> Path:
+    return results.folder / f"trace-{variant.run_name(0)}.html"
+
+
+def _trace_section(study: Study, results: StudyResults) -> tuple[PageSection, ...]:
+    """Links to the pages of the traced models; nothing if there are none."""
+    paths = [(variant.label, _trace_path(results, variant)) for variant in study.traced]
+    links = tuple((f"{label}: {path.name}", path.name) for label, path in paths if path.is_file())
+    text = "Point at a token of a held-out text, and the tokens that it reads light up. The maps are exact."
+    return (PageSection("Which tokens are read", (text,), links=links),) if links else ()
+
+
 def study_page(study: Study, results: StudyResults, seconds: float = 0.0) -> Page:
     """The page of a study from whatever its folder holds."""
     findings = tuple(_finding(section, results) for section in study.sections)
@@ -146,6 +170,7 @@ def study_page(study: Study, results: StudyResults, seconds: float = 0.0) -> Pag
     command = f"sdm reproduce {study.name} --output {shlex.quote(str(results.folder))}"
     deviations = tuple(dict.fromkeys(line for section in study.sections for line in section.deviations))
     sections = (
+        *_trace_section(study, results),
         PageSection("Deviations from the paper", deviations),
         PageSection("Runs of each experiment", tables=(_groups_table(study, results),)),
         PageSection(

@@ -228,6 +228,8 @@ class Study:
     timed: Sequence[Variant] = ()
     """Models whose speed is measured after all training, in turns; the first seed of each."""
     speed: Speed | None = None
+    traced: Sequence[Variant] = ()
+    """Models whose reads are shown on a page of their own, linked from the report; the first seed of each."""
     by_seed: bool = False
     """Whether all runs of a seed end before those of the next begin."""
 

@@ -247,6 +247,7 @@ def _details(sections: Sequence[Section]) -> str:
         parts.append(f"<details>\n<summary>{escape(section.title)}</summary>")
         parts += [f"<p>{text(paragraph)}</p>" for paragraph in section.paragraphs]
         parts += map(_table, section.tables)
+        parts += [f'<p><a href="{escape(address)}">{escape(label)}</a></p>' for label, address in section.links]
         if section.preformatted:
             parts.append(f'<pre tabindex="0">{escape(section.preformatted.rstrip())}</pre>')
         parts.append("</details>")

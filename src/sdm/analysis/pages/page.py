@@ -86,6 +86,8 @@ class Section:
     tables: tuple[Table, ...] = ()
     preformatted: str = ""
     """Shown as it is, such as a file or commands."""
+    links: tuple[tuple[str, str], ...] = ()
+    """Texts and addresses of files beside the page."""
 
 
 @dataclass(frozen=True)
