@@ -108,7 +108,7 @@ def test_core_import_needs_torch_alone(module: str) -> None:
 PUBLIC = {
     sdm: {
         *("MemoryState", "SDMCache", "SDMConfig", "SDMForCausalLM", "SDMModel", "SparseDeltaMemory"),
-        *("Session", "__version__", "analysis", "cost", "ladder", "ops"),
+        *("Session", "__version__", "analysis", "cost", "graft", "ladder", "load_grafted", "ops", "ungraft"),
     },
     sdm.ops: {
         *("available_backends", "product_key_topk", "gated_delta_rule", "gated_delta_step_"),

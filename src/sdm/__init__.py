@@ -12,12 +12,26 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from sdm import analysis, ops
     from sdm.layers import SparseDeltaMemory
-    from sdm.models import MemoryState, SDMCache, SDMConfig, SDMForCausalLM, SDMModel, cost, ladder
+    from sdm.models import (
+        MemoryState,
+        SDMCache,
+        SDMConfig,
+        SDMForCausalLM,
+        SDMModel,
+        cost,
+        graft,
+        ladder,
+        load_grafted,
+        ungraft,
+    )
     from sdm.session import Session
 
 __version__ = "0.1.0"
 
-_MODELS = ("MemoryState", "SDMCache", "SDMConfig", "SDMForCausalLM", "SDMModel", "cost", "ladder")
+_MODELS = (
+    *("MemoryState", "SDMCache", "SDMConfig", "SDMForCausalLM", "SDMModel"),
+    *("cost", "graft", "ladder", "load_grafted", "ungraft"),
+)
 
 __all__ = [
     "MemoryState",
@@ -30,8 +44,11 @@ __all__ = [
     "__version__",
     "analysis",
     "cost",
+    "graft",
     "ladder",
+    "load_grafted",
     "ops",
+    "ungraft",
 ]
 
 

@@ -3,12 +3,15 @@
 from sdm.models.cache import SDMCache
 from sdm.models.configuration import SDMConfig
 from sdm.models.cost import Cost, cost
+from sdm.models.graft import graft, ungraft
+from sdm.models.grafted_model import load_grafted, register_grafted
 from sdm.models.ladder import ladder
 from sdm.models.modeling import SDMForCausalLM, SDMForSequenceClassification, SDMForTokenClassification, SDMModel
 from sdm.models.registration import register
 from sdm.models.state import MemoryState
 
 register()
+register_grafted()
 
 __all__ = [
     "Cost",
@@ -20,5 +23,8 @@ __all__ = [
     "SDMForTokenClassification",
     "SDMModel",
     "cost",
+    "graft",
     "ladder",
+    "load_grafted",
+    "ungraft",
 ]

@@ -31,7 +31,6 @@ from sdm.models.modeling import (
     SDMForSequenceClassification,
     SDMForTokenClassification,
     SDMModel,
-    SDMPreTrainedModel,
 )
 
 # `Trainer` shifts smoothed labels, lm-eval and pipelines recognise a language model, by the names in these lists.
@@ -112,7 +111,7 @@ def _exempt_from_decay_in_trainer() -> None:
 
     @functools.wraps(rule)
     def get_decay_parameter_names(self: Trainer, model: nn.Module) -> list[str]:
-        ours = [(path, module) for path, module in model.named_modules() if isinstance(module, SDMPreTrainedModel)]
+        ours = [(path, module) for path, module in model.named_modules() if hasattr(module, "no_weight_decay")]
         exempt = {f"{path}.{name}".lstrip(".") for path, module in ours for name in module.no_weight_decay()}
         return [name for name in rule(self, model) if name not in exempt]
 

@@ -1,0 +1,149 @@
+"""Full attention limited to a window: a grafted model decodes at constant cost, its memory holds what is further back.
+
+Shapes: B batch, T time, K keys.
+"""
+
+from __future__ import annotations
+
+import inspect
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from transformers import DynamicCache, PreTrainedModel
+from transformers.cache_utils import DynamicLayer
+
+from sdm.models.grafted_mixer import CACHE_NAMES
+
+
+class WindowedAttention(nn.Module):
+    """Shows an attention module the last `window` tokens, the current one included, and the first `sinks` of a stream.
+
+    It takes the place of the attention module in its block and narrows the mask that the block gives. In a cache it
+    keeps the keys and values that a later token can still see, and no others.
+
+    Args:
+        mixer: the attention module.
+        window: tokens that a token sees.
+        sinks: tokens at the start of a stream that every token sees too.
+        block: the index of the block.
+        num_blocks: blocks of the model.
+    """
+
+    def __init__(self, mixer: nn.Module, window: int, sinks: int, block: int, num_blocks: int) -> None:
+        super().__init__()
+        self.mixer = mixer
+        self.window, self.sinks, self.block, self.num_blocks = window, sinks, block, num_blocks
+
+    def __getattr__(self, name: str) -> Any:
+        try:
+            return super().__getattr__(name)
+        except AttributeError:
+            return getattr(super().__getattr__("mixer"), name)
+
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        """Call the attention module with the narrowed mask."""
+        x = kwargs["hidden_states"] if "hidden_states" in kwargs else args[0]
+        cache = next((kwargs[name] for name in CACHE_NAMES if kwargs.get(name) is not None), None)
+        T, past, kept = x.shape[1], 0, 0
+        if cache is not None:
+            layer = self._layer(cache)
+            past, kept = layer.length, layer.kept
+        if past + T > self.window + self.sinks:
+            kwargs["attention_mask"] = self._narrowed(kwargs.get("attention_mask"), x, past, kept)
+        return self.mixer(*args, **kwargs)
+
+    def _layer(self, cache: Any) -> WindowLayer:
+        """The layer of the cache for this block, which takes the place of an empty one."""
+        if not isinstance(cache, DynamicCache) or cache.offloading:
+            raise TypeError(f"attention_window takes transformers' DynamicCache, got {type(cache).__name__}")
+        if cache.layer_class_to_replicate is not None:
+            cache.layers.extend(
+                cache.layer_class_to_replicate() for _ in range(max(0, self.num_blocks - len(cache.layers)))
+            )
+        layer: Any = cache.layers[self.block]
+        if not isinstance(layer, WindowLayer):
+            if layer.get_seq_length() > 0:
+                raise ValueError("past_key_values was filled without attention_window; start with a new cache")
+            layer = cache.layers[self.block] = WindowLayer(self.window, self.sinks)
+        return layer
+
+    def _narrowed(self, mask: Tensor | None, x: Tensor, past: int, kept: int) -> Tensor | None:
+        """Which of the keys at hand each token sees, [B,1,T,K] or broadcast."""
+        T = x.shape[1]
+        token = torch.arange(past, past + T, device=x.device)
+        # The keys at hand: the sinks, the last ones of the window, and those of the tokens themselves.
+        first = min(self.sinks, kept)
+        old = torch.cat((torch.arange(first), torch.arange(past - (kept - first), past))).to(x.device)
+        key = torch.cat((old, token))
+        distance = token[:, None] - key
+        seen = (distance >= 0) & ((distance < self.window) | (key < self.sinks))
+        if mask is None:
+            return None if T == 1 and bool(seen.all()) else seen[None, None]
+        given = mask[..., key] if mask.shape[-1] == past + T else mask
+        if given.dtype == torch.bool:
+            return given & seen
+        return given.masked_fill(~seen, torch.finfo(given.dtype).min)
+
+
+class WindowLayer(DynamicLayer):
+    """The keys and values of the first tokens of a stream and of the last ones."""
+
+    is_croppable = False
+
+    def __init__(self, window: int, sinks: int) -> None:
+        super().__init__()
+        self.window, self.sinks, self.length = window, sinks, 0
+
+    @property
+    def kept(self) -> int:
+        """Tokens whose keys are kept."""
+        return self.keys.shape[-2] if self.is_initialized and self.keys is not None and self.keys.numel() else 0
+
+    def update(self, key_states: Tensor, value_states: Tensor, *args: Any, **kwargs: Any) -> tuple[Tensor, Tensor]:
+        """Return the keys and values at hand, and keep those that later tokens see."""
+        keys, values = super().update(key_states, value_states)
+        self.length += key_states.shape[-2]
+        last = self.window - 1
+        if keys.shape[-2] > self.sinks + last:
+            self.keys, self.values = (
+                torch.cat((x[..., : self.sinks, :], x[..., x.shape[-2] - last :, :]), dim=-2) for x in (keys, values)
+            )
+        return keys, values
+
+    def get_seq_length(self) -> int:
+        """Tokens seen."""
+        return self.length
+
+    def get_mask_sizes(self, query_length: int) -> tuple[int, int]:
+        """Length and offset of a mask over all tokens, which `WindowedAttention` narrows."""
+        return self.length + query_length, 0
+
+    def reset(self) -> None:
+        """Forget all tokens."""
+        super().reset()
+        self.length = 0
+
+    def crop(self, tokens_to_remove: int) -> None:
+        """Take back tokens as long as none has left the window."""
+        if not tokens_to_remove:
+            return
+        if self.kept < self.length:
+            raise RuntimeError("attention_window drops old keys: tokens cannot be taken back behind a full window")
+        super().crop(tokens_to_remove)
+        self.length -= abs(tokens_to_remove)
+
+
+def window_reason(model: PreTrainedModel, index: int, mixer: nn.Module | None) -> str | None:
+    """Say why the attention of a block cannot be limited to a window, or None if it can."""
+    config = model.config.get_text_config(decoder=True)
+    kinds = getattr(config, "layer_types", None)
+    if mixer is None or "attention_mask" not in inspect.signature(mixer.forward).parameters:
+        return f"block {index} has no attention"
+    if kinds is not None and kinds[index] != "full_attention":
+        return f"block {index} is {kinds[index]}"
+    if kinds is None and (getattr(config, "sliding_window", None) or not hasattr(mixer, "is_causal")):
+        return f"block {index} is not full attention"
+    if config._attn_implementation not in ("sdpa", "eager"):
+        return f'attn_implementation="{config._attn_implementation}" takes no window here; use "sdpa" or "eager"'
+    return None
