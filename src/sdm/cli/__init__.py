@@ -9,6 +9,7 @@ from typing import Any
 import tyro
 
 from sdm import __version__
+from sdm.cli.chat import Chat
 from sdm.cli.command import Command
 from sdm.cli.display import logging_to_terminal
 from sdm.cli.eval import Eval
@@ -48,6 +49,7 @@ COMMANDS: dict[str, Any] = {
     "figure": Figure,
     "info": Info,
     "generate": Generate,
+    "chat": Chat,
 }
 DESCRIPTION = "Language models with a sparse delta memory. `sdm --version` prints the version."
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import math
 import os
 import sys
@@ -25,19 +26,23 @@ class Generate(Command):
     model: Annotated[Path, tyro.conf.Positional]
     """A run's folder or a model's folder."""
     prompt: str | None = None
-    """Text to continue. May be left out when a state file is resumed."""
+    """Text to continue; - reads it from standard input. May be left out when a state file is resumed."""
     tokens: tuple[int, ...] = ()
     """The prompt as token ids, for a model without a tokenizer; ids are printed then."""
     state: Path | None = None
     """State file: resumed from if it exists, and written at the end."""
     max_new_tokens: int = 64
     """How many tokens to generate at most."""
+    greedy: bool = False
+    """Take the likeliest token, which is what a temperature of 0 does; refused together with a temperature."""
     temperature: float = 0.0
-    """0 takes the likeliest token; otherwise tokens are sampled."""
+    """0 takes the likeliest token; otherwise tokens are sampled, and the prompt is printed in front of them."""
     top_k: int = 0
     """Sample among so many tokens only; 0: among all."""
     seed: int = 0
     """Of the sampling."""
+    json: bool = False
+    """Print one JSON object at the end: prompt, text, tokens, finish_reason."""
 
     def run(self) -> None:
         """Generate, print the continuation and write the state file if one is named."""
@@ -45,6 +50,7 @@ class Generate(Command):
         from transformers import TextStreamer
 
         from sdm.models import MemoryState, SDMCache
+        from sdm.models.decoding import eos_tokens
         from sdm.run.model import SavedModel
 
         self.check_options()
@@ -56,11 +62,15 @@ class Generate(Command):
             with explained("cannot resume --state"):
                 resumed = MemoryState.load(self.state, model)
         prompt = list(self.tokens)
-        if self.prompt is not None:
+        given = self.prompt
+        if given == "-":
+            with explained("cannot read the prompt from standard input"):
+                given = sys.stdin.read()
+        if given is not None:
             if tokenizer is None:
                 raise UserError(f"{str(self.model)!r} has no tokenizer; give the prompt as token ids with --tokens")
             with explained("cannot tokenize --prompt"):
-                prompt = tokenizer(self.prompt, add_special_tokens=resumed is None)["input_ids"]
+                prompt = tokenizer(given, add_special_tokens=resumed is None)["input_ids"]
         ids = ([] if resumed is None else list(resumed.pending)) + prompt
         if not ids:
             raise UserError("nothing to continue: give --prompt or --tokens, or resume a --state")
@@ -70,6 +80,8 @@ class Generate(Command):
         if self.temperature > 0:
             sampling = {"do_sample": True, "temperature": self.temperature, "top_k": self.top_k}
         torch.manual_seed(self.seed)
+        if sampling["do_sample"] and given is not None and not self.json:
+            print(given, end="", flush=True)
         # Without a state there is nothing to save: a signal need not wait for the token that is being computed.
         signals = PostponedSignals()
         with torch.inference_mode(), contextlib.nullcontext() if self.state is None else signals:
@@ -79,12 +91,14 @@ class Generate(Command):
                 attention_mask=torch.ones(1, cache.get_seq_length() + len(ids), dtype=torch.int64),
                 past_key_values=cache,
                 max_new_tokens=self.max_new_tokens,
-                streamer=None if tokenizer is None else TextStreamer(tokenizer, skip_prompt=True),
+                streamer=None if tokenizer is None or self.json else TextStreamer(tokenizer, skip_prompt=True),
                 stopping_criteria=[lambda ids, scores: torch.full(ids.shape[:1], signals.received is not None)],
                 **sampling,
             )
             new = output[0, len(ids) :].tolist()
-            if tokenizer is None:
+            if self.json:
+                print(json.dumps(self.report(given, new, tokenizer, eos_tokens(model))))
+            elif tokenizer is None:
                 print(*new)
             if self.state is not None:
                 # The model has not seen the last token yet: it comes first when the stream is resumed.
@@ -93,10 +107,18 @@ class Generate(Command):
             print(f"stopped: {signals.received} after {len(new)} tokens; {self.state} is saved", file=sys.stderr)
             raise SystemExit(signals.received.exit_code)
 
+    def report(self, prompt: str | None, new: list[int], tokenizer: Any, eos: tuple[int, ...]) -> dict[str, Any]:
+        """Return what --json prints."""
+        reason = "eos" if new[-1] in eos else "length" if len(new) == self.max_new_tokens else "signal"
+        text = None if tokenizer is None else tokenizer.decode(new, skip_special_tokens=True)
+        return {"prompt": prompt, "text": text, "tokens": new, "finish_reason": reason}
+
     def check_options(self) -> None:
         """Refuse what cannot work before anything is loaded."""
         if self.tokens and self.prompt is not None:
             raise UserError("give either --prompt or --tokens")
+        if self.greedy and self.temperature != 0:
+            raise UserError(f"--greedy and --temperature {self.temperature} exclude each other")
         if self.max_new_tokens < 1:
             raise UserError(f"--max-new-tokens must be at least 1, got {self.max_new_tokens}")
         # Below that, scores divided by the temperature overflow.
