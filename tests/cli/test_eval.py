@@ -133,6 +133,8 @@ def test_what_cannot_be_measured(places: Path) -> None:
     assert "neither a run's folder nor a model's" in refused("nll", "nowhere", "--output", "out")
     assert "--output: 'sdm' is no run's folder" in refused("nll", "sdm", "--data", "held-out")
     assert "sdm is given twice" in refused("nll", "sdm", "./sdm", "--output", "out")
+    twice = ("held-out", "code", "./held-out/../held-out")
+    assert "--data names 'held-out' more than once" in refused("nll", "sdm", "--data", *twice, "--output", "out")
     assert "--limit must be at least 1, got 0" in refused("nll", "sdm", "--output", "o", "--limit", 0)
     assert "compare takes two results or more" in refused("compare", "sdm")
     assert "'sdm' holds no results" in refused("compare", "sdm", "llama")
@@ -143,6 +145,16 @@ def test_what_cannot_be_measured(places: Path) -> None:
     (places / "out" / "thesis.txt").write_text("mine")
     assert "holds other files" in refused("nll", "sdm", "--data", "held-out/1.txt", "--output", "out")
     assert [file.name for file in (places / "out").iterdir()] == ["thesis.txt"]
+
+
+def test_names_of_files_that_are_not_utf8(places: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    try:
+        (places / "held-out" / os.fsdecode(b"\xe9.txt")).write_text("Text of a file with a name in Latin-1.")
+    except OSError:
+        pytest.skip("this file system takes no such names")
+    run_eval("nll", "sdm", "--data", "held-out", "--output", "out-nll")
+    run_eval("position", "sdm", "--data", "held-out", "--output", "out-position", "--length", 16)
+    assert len(json.loads((places / "out-nll" / "results.json").read_text())["units"]) == 6
 
 
 def test_help(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:

@@ -59,6 +59,11 @@ class Source(Protocol):
         """Whether there are at least so many documents."""
 
 
+def is_named(spec: str) -> bool:
+    """Return whether `open_source` takes a source by its name ("code", "text", "hf:NAME") and not by its path."""
+    return spec in ("code", "text") or spec.startswith(HUGGING_FACE)
+
+
 def open_source(spec: str, suffixes: tuple[str, ...] = (), text_key: str = "text") -> Source:
     """The source that `spec` names.
 

@@ -12,7 +12,7 @@ from sdm.data.config import CorpusConfig
 from sdm.data.errors import DataError
 from sdm.data.prepare import prepare_tokens
 from sdm.data.shards import TokenStore
-from sdm.data.sources import Document, Source, open_source
+from sdm.data.sources import Document, Source, is_named, open_source
 from sdm.data.splits import split_documents
 from sdm.data.tokenization import Tokenizer
 from sdm.errors import UserError
@@ -82,6 +82,10 @@ class TextMeasurement(Measurement):
 
     def held_out(self, lm: EvalModel) -> list[HeldOut]:
         """What a model is measured on."""
+        places = [spec if is_named(spec) else str(Path(spec).expanduser().resolve()) for spec in self.data]
+        for spec, place in zip(self.data, places, strict=True):
+            if places.count(place) > 1:
+                raise UserError(f"--data names {spec!r} more than once; its documents would count twice")
         trained = None
         if lm.run is not None and isinstance(config := lm.run.config().data, CorpusConfig):
             trained = config
@@ -138,7 +142,7 @@ def listing(held_out: HeldOut) -> Listing:
         data = document.text.encode()
         names.append(document.name)
         sizes.append(len(data))
-        digest.update(f"{document.name}\0{len(data)}\0".encode())
+        digest.update(f"{document.name}\0{len(data)}\0".encode(errors="surrogateescape"))  # names need not be text
         digest.update(data)
     if not names:
         raise DataError(f"source {held_out.name!r}: no documents in split {held_out.split!r}; set split, or add text")
