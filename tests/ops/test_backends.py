@@ -198,3 +198,15 @@ def test_flash_linear_attention_is_missing_in_words(monkeypatch: pytest.MonkeyPa
         pytest.skip("flash-linear-attention is installed")
     with pytest.raises(ValueError, match=r"flash-linear-attention is not installed \(pip install"):
         ops.gated_delta_rule(*dense_tokens(1, 3, 1), backend="fla")
+
+
+def test_export_to_onnx_takes_the_reference(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The other backends are made of operations that ONNX does not have."""
+    monkeypatch.setattr("sdm.ops.backends.exports_onnx", lambda: True)
+    scores = torch.randn(3, 8)
+    with pytest.raises(ValueError, match=r'"chunked" cannot serve this call: ONNX .* use "auto" or "reference"'):
+        ops.product_key_topk(scores, 2, backend="chunked")
+    with pytest.warns(RuntimeWarning, match='"reference", slower than'):
+        actual = ops.product_key_topk(scores, 2)
+    expected = ops.product_key_topk(scores, 2, backend="reference")
+    assert all(x.equal(y) for x, y in zip(actual, expected, strict=True))

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 from torch._C import _functorch, _get_tracing_state, _len_torch_dispatch_stack
 from torch.autograd import forward_ad
-from torch.compiler import is_compiling
+from torch.compiler import is_compiling, is_exporting
 
 _said: set[str] = set()
 
@@ -49,6 +49,8 @@ class Backend:
     """Whether calls on its device are told that it is missing, unless the import says it or nobody expects it."""
     run_: Any = None
     """Serves a call over time that changes the state in place, if it can."""
+    onnx: bool = False
+    """Whether ONNX has all of the operations that it is made of."""
 
     def unsupported_reason(self, call: Call, named: bool = True) -> str | None:
         """Why it cannot serve this call, which names it or leaves the choice to "auto"; or None."""
@@ -59,6 +61,8 @@ class Backend:
             return "it has no single steps"
         if call.in_place and self.run_ is None:
             return "it has no in-place form"
+        if exports_onnx() and not self.onnx:
+            return "ONNX does not have its operations"
         return self.unsupported_call(call)
 
     def device_unsupported_reason(self, call: Call, named: bool) -> str | None:
@@ -142,6 +146,11 @@ def goes_past_dispatcher(*tensors: Tensor) -> bool:
         if type(x) is not Tensor or not x.is_cpu or x.is_neg() or (records and x.requires_grad):
             return False
     return True
+
+
+def exports_onnx() -> bool:
+    """Whether torch.onnx.export traces this call."""
+    return is_exporting() and torch.onnx.is_in_onnx_export()
 
 
 def in_forward_mode() -> bool:

@@ -57,4 +57,4 @@ def gated_delta_step_reference_(call: Call) -> Tensor:
     return y
 
 
-REFERENCE = Backend("reference", gated_delta_rule_reference, gated_delta_step_reference_)
+REFERENCE = Backend("reference", gated_delta_rule_reference, gated_delta_step_reference_, onnx=True)

@@ -10,6 +10,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from sdm.ops.backends import exports_onnx
+
 
 def ranking_scores(scores: Tensor) -> Tensor:
     """Finite scores whose pairwise sums are finite as well: what the order looks at, never what is returned."""
@@ -31,9 +33,17 @@ def exact_sum(a: Tensor, b: Tensor) -> tuple[Tensor, Tensor]:
 def first_k(rounded: Tensor, error: Tensor, k: int) -> Tensor:
     """The positions [..., k] of the k best, ascending; the last axis must list the slots in ascending order."""
     # Stable sorts, the least significant key first: slot (by position), then error, then rounded sum.
-    by_error = error.argsort(dim=-1, descending=True, stable=True)
-    by_sum = rounded.gather(-1, by_error).argsort(dim=-1, descending=True, stable=True)
+    by_error = _descending(error)
+    by_sum = _descending(rounded.gather(-1, by_error))
     return by_error.gather(-1, by_sum[..., :k]).sort(dim=-1).values
+
+
+def _descending(x: Tensor) -> Tensor:
+    """The positions of the last axis, largest entry first; equal entries keep their order."""
+    if exports_onnx():
+        # ONNX has no stable sort, but its TopK keeps the order of equal entries, unlike torch's.
+        return x.topk(x.shape[-1], dim=-1).indices
+    return x.argsort(dim=-1, descending=True, stable=True)
 
 
 def values_at(scores: Tensor, index: Tensor) -> Tensor:

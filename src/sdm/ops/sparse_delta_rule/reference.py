@@ -81,5 +81,5 @@ def sparse_delta_rule_reference_(call: Call) -> Tensor:
 
 
 REFERENCE = Backend(
-    "reference", sparse_delta_rule_reference, sparse_delta_step_reference_, run_=sparse_delta_rule_reference_
+    "reference", sparse_delta_rule_reference, sparse_delta_step_reference_, run_=sparse_delta_rule_reference_, onnx=True
 )

@@ -43,7 +43,7 @@ def state_space_chunked(call: Call, chunk: int = CHUNK) -> tuple[Tensor, Tensor]
     return y.new_zeros(1, time + 1, *y.shape[2:]).index_copy(1, place, y)[:, :time], state
 
 
-CHUNKED = Backend("chunked", state_space_chunked, state_space_step_reference_)
+CHUNKED = Backend("chunked", state_space_chunked, state_space_step_reference_, onnx=True)
 
 
 def _run(tokens: Tokens, states: list[Tensor], chunks: list[int], chunk: int) -> tuple[Tensor, Tensor]:

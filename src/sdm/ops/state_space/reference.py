@@ -39,4 +39,4 @@ def state_space_step_reference_(call: Call) -> Tensor:
     return (query.unsqueeze(-2) @ state).squeeze(-2)
 
 
-REFERENCE = Backend("reference", state_space_reference, state_space_step_reference_)
+REFERENCE = Backend("reference", state_space_reference, state_space_step_reference_, onnx=True)

@@ -1,0 +1,44 @@
+"""Export to ONNX takes a backend whose operations ONNX has, and the program computes what the model computes."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+
+from helpers import assert_close
+from tiny_models import tiny_model, tokens
+
+pytestmark = [
+    pytest.mark.filterwarnings("ignore::DeprecationWarning"),
+    pytest.mark.filterwarnings("ignore::FutureWarning"),
+    pytest.mark.filterwarnings("ignore::UserWarning"),
+]
+for _package in ("onnx", "onnxscript"):
+    pytest.importorskip(_package, reason="needs the packages onnx and onnxscript")
+
+
+def export(stack: str, ids: torch.Tensor) -> tuple[torch.nn.Module, Any]:
+    layers = {"global_layer": None, "num_hidden_layers": 2, "layer_types": ["sliding_attention", stack]}
+    model = tiny_model("sdm", **layers)
+    return model, torch.onnx.export(model, (ids,), kwargs={"use_cache": False}, dynamo=True, verbose=False)
+
+
+@pytest.mark.parametrize("stack", ["sdm", "gdn", "pkm"])
+@torch.no_grad()
+def test_the_program_computes_what_the_model_computes(stack: str) -> None:
+    import numpy as np
+    from onnx.reference import ReferenceEvaluator
+    from onnx.reference.op_run import OpRun
+
+    class GatherElements(OpRun):  # type: ignore[misc]
+        """onnx's own refuses a negative axis."""
+
+        def _run(self, data: Any, indices: Any, axis: int = 0) -> tuple[Any]:
+            return (np.take_along_axis(data, indices, axis),)
+
+    ids = tokens(2, 4)
+    model, program = export(stack, ids)
+    (logits,) = ReferenceEvaluator(program.model_proto, new_ops=[GatherElements]).run(None, {"input_ids": ids.numpy()})
+    assert_close([torch.from_numpy(logits)], [model(ids, use_cache=False).logits], 1e-5)
