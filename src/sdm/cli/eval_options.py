@@ -96,11 +96,13 @@ class EvalOptions(Command):
             yield open_model(path, device, self.precision, name), folder
 
     def _report(self, places: list[tuple[str, Path, Path]], results: list[Results]) -> None:
-        folders = [results_folder(folder, one.identity()) for (_, _, folder), one in zip(places, results, strict=True)]
-        named = [(name, one) for (name, _, _), one in zip(places, results, strict=True)]
+        folders = [
+            results_folder(folder, result.identity()) for (_, _, folder), result in zip(places, results, strict=True)
+        ]
+        named = [(name, result) for (name, _, _), result in zip(places, results, strict=True)]
         figures = folders[0] if len(folders) == 1 else self.output
         report_results(self.settings, named, figures, self.baseline, self.pairs, self.formats)
-        if not all(one.complete for one in results):
+        if not all(result.complete for result in results):
             print(f"As --limit {self.limit} asks; without it the rest is measured.")
         for folder in folders:
             print(folder / FILE)
@@ -126,8 +128,8 @@ class CompareOptions(Command):
         if len(self.results) < 2:
             raise UserError("compare takes two results or more")
         results = [read_results(path) for path in self.results]
-        check_comparable([(str(path), one) for path, one in zip(self.results, results, strict=True)])
-        models = [Path(str(one.model.get("path", path))) for path, one in zip(self.results, results, strict=True)]
+        check_comparable([(str(path), result) for path, result in zip(self.results, results, strict=True)])
+        models = [Path(str(result.model.get("path", path))) for path, result in zip(self.results, results, strict=True)]
         # One model may have been measured twice, as a run that was trained on.
         names = distinct_names(models if len(set(models)) == len(models) else list(self.results))
         measurement = from_json(find(results[0].measurement), results[0].settings, "settings")
@@ -168,9 +170,9 @@ def report_results(
         pairs: "baseline" or "all", as `comparison_table` takes it.
         formats: file formats of the figures.
     """
-    summaries = {name: one.summary for name, one in results if one.summary is not None}
-    for name, one in results:
-        if one.summary is None:
+    summaries = {name: result.summary for name, result in results if result.summary is not None}
+    for name, result in results:
+        if result.summary is None:
             raise UserError(f"{name}: nothing has been measured yet")
     report = measurement.report(summaries)
     tables = [*report.tables]
@@ -180,9 +182,9 @@ def report_results(
     show(*(rich_table(table) for table in tables))
     if comparison is None and len(results) > 1 and measurement.pairs(results[0][1].units):
         print("Not compared by document: documents, or the tokens they are read as, differ.")
-    for name, one in results:
-        if not one.complete:
-            print(f"{name}: {len(one.units):,} of {one.planned:,} documents or samples")
+    for name, result in results:
+        if not result.complete:
+            print(f"{name}: {len(result.units):,} of {result.planned:,} documents or samples")
     if figures is not None:
         compared = comparison_charts(measurement, results, baseline) if comparison is not None else []
         for chart in (*report.charts, *compared):
@@ -223,7 +225,7 @@ def parse(arguments: list[str]) -> Command:
         frozen=True,
         kw_only=True,
     )
-    options.__doc__ = "\n\n".join(" ".join((one.__doc__ or "").split()) for one in (kind, EvalOptions))
+    options.__doc__ = "\n\n".join(" ".join((described.__doc__ or "").split()) for described in (kind, EvalOptions))
     parsed: EvalOptions = tyro.cli(options, prog=f"sdm eval {name}", args=rest)
     if not parsed.models:
         raise UserError(f"name a model: sdm eval {name} MODEL")
@@ -233,7 +235,7 @@ def parse(arguments: list[str]) -> Command:
 def _with_help(kind: type[Measurement]) -> Any:
     """The class with the texts of its fields in one line each: tyro breaks them where the source does."""
     members = [
-        (one.name, Annotated[one.type, tyro.conf.arg(help=one.doc)], dataclasses.field(default=one.default))
-        for one in documented_fields(kind)
+        (field.name, Annotated[field.type, tyro.conf.arg(help=field.doc)], dataclasses.field(default=field.default))
+        for field in documented_fields(kind)
     ]
     return dataclasses.make_dataclass(kind.__name__, members, bases=(kind,), frozen=True)

@@ -158,17 +158,17 @@ def probe_access(
         sides["read"].add(tokens.read_weight)
 
     names = _look(model, input_ids, see, piece, forward)
-    found = {names[layer]: sides for layer, sides in seen.items()}
+    by_layer = {names[layer]: sides for layer, sides in seen.items()}
     layers = []
-    for name, sides in found.items():
+    for name, sides in by_layer.items():
         heads = tuple(
             {side: sides[side].heads(slice(head, head + 1)) for side in SIDES}
             for head in range(len(sides["write"].effective_HJ))
         )
         write, read = (sides[side].heads(slice(None)) for side in SIDES)
         layers.append(LayerAccess(name, write, read, heads))
-    write, read = (_pooled([sides[side] for sides in found.values()], side) for side in SIDES)
-    return AccessProbe(next(iter(found.values()))["write"].tokens, tuple(layers), write, read)
+    write, read = (_pooled([sides[side] for sides in by_layer.values()], side) for side in SIDES)
+    return AccessProbe(next(iter(by_layer.values()))["write"].tokens, tuple(layers), write, read)
 
 
 def memory_stats(
@@ -191,7 +191,7 @@ def memory_stats(
     names = _look(model, input_ids, see, piece, forward)
     layers = {names[layer]: statistics.result() for layer, statistics in seen.items()}
     numbers = next(iter(layers.values()))
-    return MemoryStats(layers, {name: sum(one[name] for one in layers.values()) / len(layers) for name in numbers})
+    return MemoryStats(layers, {name: sum(stats[name] for stats in layers.values()) / len(layers) for name in numbers})
 
 
 def _look(

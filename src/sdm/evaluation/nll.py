@@ -42,21 +42,21 @@ class Likelihood(TextMeasurement):
         sources = self.held_out(lm)
         units, manifest = [], []
         for place, held_out in enumerate(sources):
-            found = listing(held_out)
-            self._check_longest(lm, held_out, found)
-            manifest.append({**held_out.manifest(), "documents": len(found.names), "sha256": found.sha256})
+            documents = listing(held_out)
+            self._check_longest(lm, held_out, documents)
+            manifest.append({**held_out.manifest(), "documents": len(documents.names), "sha256": documents.sha256})
             units += [
                 Unit(f"{held_out.name}:{name}", held_out.name, (place, number, size), cost=size)
-                for number, (name, size) in enumerate(zip(found.names, found.num_bytes, strict=True))
+                for number, (name, size) in enumerate(zip(documents.names, documents.num_bytes, strict=True))
             ]
         partial = Partial()
         measure = _Documents(lm, sources, self.context, partial)
         return Plan(units, measure, {"sources": manifest}, batch=DOCUMENTS, partial=partial)
 
-    def _check_longest(self, lm: EvalModel, held_out: HeldOut, found: Listing) -> None:
+    def _check_longest(self, lm: EvalModel, held_out: HeldOut, documents: Listing) -> None:
         """Whether the model takes the largest document is said before anything is measured."""
-        largest = max(range(len(found.names)), key=found.num_bytes.__getitem__)
-        if self.context is None and found.num_bytes[largest] > (lm.context_limit or math.inf):
+        largest = max(range(len(documents.names)), key=documents.num_bytes.__getitem__)
+        if self.context is None and documents.num_bytes[largest] > (lm.context_limit or math.inf):
             document = Reader(held_out).document(largest)
             check_length(lm, len(lm.encode(document.text)), document.name)
 
@@ -66,26 +66,28 @@ class Likelihood(TextMeasurement):
         for result in results.values():
             by_source.setdefault(result["source"], []).append(result)
         total = _means(list(results.values()))
-        return {**total, "sources": {source: _means(found) for source, found in by_source.items()}}
+        return {**total, "sources": {source: _means(of_source) for source, of_source in by_source.items()}}
 
     def report(self, summaries: Mapping[str, dict[str, Any]]) -> Report:
         """A table with a row per model and source."""
         rows = []
         for name, summary in summaries.items():
-            for source, one in summary["sources"].items():
-                interval = f" ± {one['margin']:.4f}" if one["margin"] is not None else ""
-                numbers = f"{one['nll']:.4f}{interval}", f"{one['perplexity']:.3f}", f"{one['bits_per_byte']:.4f}"
-                rows.append((name, source, *numbers, f"{one['documents']:,}", f"{one['tokens']:,}"))
+            for source, means in summary["sources"].items():
+                interval = f" ± {means['margin']:.4f}" if means["margin"] is not None else ""
+                numbers = f"{means['nll']:.4f}{interval}", f"{means['perplexity']:.3f}", f"{means['bits_per_byte']:.4f}"
+                rows.append((name, source, *numbers, f"{means['documents']:,}", f"{means['tokens']:,}"))
         title = "Likelihood of held-out text"
         columns = ("model", "source", "nats/token", "perplexity", "bits/byte", "documents", "tokens")
         return Report([Table(title, columns, rows, "±: 95% interval of the mean over documents.")])
 
     def pairs(self, results: Mapping[str, Result]) -> Pairs:
         """Nats per token and bits per byte of each document."""
-        scored = {key: one for key, one in results.items() if one["tokens"]}
+        scored = {key: result for key, result in results.items() if result["tokens"]}
         return {
-            "nats/token": {key: (one["nll"] / one["tokens"], one["tokens"]) for key, one in scored.items()},
-            "bits/byte": {key: (one["nll"] / math.log(2) / one["bytes"], one["bytes"]) for key, one in scored.items()},
+            "nats/token": {key: (result["nll"] / result["tokens"], result["tokens"]) for key, result in scored.items()},
+            "bits/byte": {
+                key: (result["nll"] / math.log(2) / result["bytes"], result["bytes"]) for key, result in scored.items()
+            },
         }
 
     def pairable(self, quantity: str, data: tuple[Data, Data], same_tokenizer: bool) -> bool:
@@ -101,11 +103,13 @@ def check_length(lm: EvalModel, tokens: int, name: str) -> None:
 def _means(results: list[Result]) -> dict[str, Any]:
     """Over all tokens; the interval is that of documents that are drawn at random."""
     # Of white space some tokenizers make nothing.
-    results = [one for one in results if one["tokens"]]
+    results = [result for result in results if result["tokens"]]
     if not results:
         raise UserError("the documents have no tokens: the tokenizer drops all of their text")
-    tokens, size = (sum(one[key] for one in results) for key in ("tokens", "bytes"))
-    mean = weighted_mean([one["nll"] / one["tokens"] for one in results], [one["tokens"] for one in results])
+    tokens, size = (sum(result[key] for result in results) for key in ("tokens", "bytes"))
+    mean = weighted_mean(
+        [result["nll"] / result["tokens"] for result in results], [result["tokens"] for result in results]
+    )
     return {
         "nll": mean.value,
         "margin": None if mean.high is None else mean.high - mean.value,
@@ -134,9 +138,9 @@ class _Documents:
         owners = [(piece, owner) for owner, pieces in enumerate(rows) for piece in pieces]
         whole, cost, before = sum(len(piece) for piece, _ in owners), sum(unit.cost for unit in units), 0
         for group in _by_length(owners, alone=self._lm.is_length_dependent):
-            found = self._score([row for row, _ in group], lambda tokens: self._partial(cost * tokens / whole), before)
+            sums = self._score([row for row, _ in group], lambda tokens: self._partial(cost * tokens / whole), before)
             before += sum(len(row) for row, _ in group)
-            for (_, owner), value in zip(group, found, strict=True):
+            for (_, owner), value in zip(group, sums, strict=True):
                 totals[owner] += value
         for unit, pieces, total in zip(units, rows, totals, strict=True):
             place, _, size = unit.payload
@@ -162,8 +166,8 @@ class _Documents:
         step = width if self._lm.is_length_dependent else max(1, TOKENS // len(rows))
         for start in range(0, width, step):
             stretch = slice(start, start + step)
-            found, past = self._lm.nll(ids[:, stretch], targets[:, stretch], past, carry=start + step < width)
-            totals += found.double().sum(1)
+            nats, past = self._lm.nll(ids[:, stretch], targets[:, stretch], past, carry=start + step < width)
+            totals += nats.double().sum(1)
             tell(before + sum(min(len(row), start + step) for row in rows))
         return totals.tolist()
 

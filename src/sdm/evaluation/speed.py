@@ -104,18 +104,18 @@ class Speed(Measurement):
 
     def summary(self, results: Mapping[str, Result]) -> dict[str, Any]:
         """Medians and ranges of each length."""
-        lengths = sorted({one["length"] for one in results.values()})
+        lengths = sorted({result["length"] for result in results.values()})
         return {"lengths": [_medians(length, results) for length in lengths]}
 
     def report(self, summaries: Mapping[str, dict[str, Any]]) -> Report:
         """A table with a row per model and length, and a chart per quantity."""
         rows = []
         for name, summary in summaries.items():
-            for one in summary["lengths"]:
+            for row in summary["lengths"]:
                 cells = (
-                    "" if one[key] is None else f"{scale * one[key]:,.3f}" for key, (_, _, scale) in COLUMNS.items()
+                    "" if row[key] is None else f"{scale * row[key]:,.3f}" for key, (_, _, scale) in COLUMNS.items()
                 )
-                rows.append((name, f"{one['length']:,}", *cells))
+                rows.append((name, f"{row['length']:,}", *cells))
         heads = ("model", "context", "prefill\nµs/token", "decode\nms/token", "state\nMB", "peak\nMB")
         caption = "Medians. peak: growth of the memory in use from before the context to its largest."
         charts = [_chart(key, *COLUMNS[key], summaries) for key in COLUMNS]
@@ -123,10 +123,10 @@ class Speed(Measurement):
 
 
 def _medians(length: int, results: Mapping[str, Result]) -> dict[str, Any]:
-    found = [one for one in results.values() if one["length"] == length]
-    row: dict[str, Any] = {"length": length, "repeats": len(found)}
+    repeats = [result for result in results.values() if result["length"] == length]
+    row: dict[str, Any] = {"length": length, "repeats": len(repeats)}
     for key in COLUMNS:
-        values = [one[key] for one in found]
+        values = [result[key] for result in repeats]
         row[key] = None if None in values else statistics.median(values)
         row |= {f"{key}_low": None if None in values else min(values)}
         row |= {f"{key}_high": None if None in values else max(values)}
@@ -136,9 +136,9 @@ def _medians(length: int, results: Mapping[str, Result]) -> dict[str, Any]:
 def _chart(key: str, name: str, label: str, scale: float, summaries: Mapping[str, dict[str, Any]]) -> Chart:
     curves = {
         model: [
-            Point(one["length"], *(scale * one[part] for part in (key, f"{key}_low", f"{key}_high")))
-            for one in summary["lengths"]
-            if one[key] is not None
+            Point(row["length"], *(scale * row[part] for part in (key, f"{key}_low", f"{key}_high")))
+            for row in summary["lengths"]
+            if row[key] is not None
         ]
         for model, summary in summaries.items()
     }

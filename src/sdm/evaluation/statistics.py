@@ -119,7 +119,7 @@ def proportion(right: Sequence[int], asked: Sequence[int]) -> Proportion:
     effective = float(total)
     chance = mean * (1 - mean) / total
     if rows > 1 and chance > 0:
-        squares = math.fsum((one - mean * count) ** 2 for one, count in zip(right, asked, strict=True))
+        squares = math.fsum((hits - mean * count) ** 2 for hits, count in zip(right, asked, strict=True))
         effective /= max(1.0, squares * rows / (rows - 1) / total**2 / chance)
     low, high = wilson(mean, effective)
     return Proportion(mean, low, high, total)

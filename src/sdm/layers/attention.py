@@ -238,8 +238,8 @@ class GatedAttention(nn.Module, abc.ABC):
         """`_attend` for one packed document after the other."""
         outputs, states = [], []
         for document, (start, end) in enumerate(itertools.pairwise(bounds.tolist())):
-            one = slice(document, document + 1)
-            own = None if state is None else state.map(lambda x, one=one: x[one])  # type: ignore[misc]
+            row = slice(document, document + 1)
+            own = None if state is None else state.map(lambda x, row=row: x[row])  # type: ignore[misc]
             query, key, value, place = (x[:, start:end] for x in (query_BTHD, key_BTGD, value_BTGD, position))
             mixed, after = self._attend(query, key, value, place, own, Streams(1), return_state)
             outputs.append(mixed)

@@ -24,13 +24,13 @@ from sdm.ops.sparse_delta_rule.inputs import Tokens
 @contextlib.contextmanager
 def evaluating(module: nn.Module) -> Iterator[None]:
     """Look without leaving a trace: in training, batch normalisation learns from whatever passes through it."""
-    training = {one: one.training for one in module.modules()}
+    training = {part: part.training for part in module.modules()}
     module.eval()
     try:
         yield
     finally:
-        for one, mode in training.items():
-            one.training = mode
+        for part, mode in training.items():
+            part.training = mode
 
 
 @contextlib.contextmanager

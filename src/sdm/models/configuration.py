@@ -247,14 +247,14 @@ class SDMConfig(LayerFields, PreTrainedConfig):
             raise ValueError(
                 f"layer_types names {len(self.layer_types)} layers, but num_hidden_layers = {self.num_hidden_layers}"
             )
-        found = [kind for kind in self.layer_types if LAYER_TYPES[kind].scope == "global"]
+        global_layers = [kind for kind in self.layer_types if LAYER_TYPES[kind].scope == "global"]
         if self.global_layer is None:
-            kinds = list(dict.fromkeys(found))
-            self.global_layer = kinds[0] if len(kinds) == 1 else (found or None)
-        elif set(kinds) != set(found):
+            kinds = list(dict.fromkeys(global_layers))
+            self.global_layer = kinds[0] if len(kinds) == 1 else (global_layers or None)
+        elif set(kinds) != set(global_layers):
             raise ValueError(
                 f"global_layer = {self.global_layer!r} contradicts layer_types, whose global layers are "
-                f"{sorted(set(found))}; give one of the two"
+                f"{sorted(set(global_layers))}; give one of the two"
             )
 
     def _pattern(self) -> list[str]:

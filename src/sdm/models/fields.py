@@ -30,7 +30,7 @@ class Field:
 def documented_fields(kind: type, inherited: bool = True) -> tuple[Field, ...]:
     """The fields of a dataclass, those of its bases first. Each must have a default and a line of documentation."""
     bases = [base for base in reversed(kind.__mro__) if dataclasses.is_dataclass(base)] if inherited else [kind]
-    found: dict[str, Field] = {}
+    documented: dict[str, Field] = {}
     for base in bases:
         hints, docs = inspect.get_annotations(base, eval_str=True), _docs(base)
         for field in dataclasses.fields(base):
@@ -38,8 +38,8 @@ def documented_fields(kind: type, inherited: bool = True) -> tuple[Field, ...]:
                 continue
             if field.default is dataclasses.MISSING or not docs.get(field.name):
                 raise TypeError(f"{base.__name__}.{field.name} must have a default and, below it, a line that says it")
-            found[field.name] = Field(field.name, hints[field.name], field.default, docs[field.name])
-    return tuple(found.values())
+            documented[field.name] = Field(field.name, hints[field.name], field.default, docs[field.name])
+    return tuple(documented.values())
 
 
 def _docs(kind: type) -> dict[str, str]:

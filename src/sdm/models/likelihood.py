@@ -65,7 +65,7 @@ def nll(
 
     if segment_length is None:
         return segment(input_ids, targets, states, begins)
-    found = []
+    pieces = []
     for ids, wanted in zip(input_ids.split(segment_length, 1), targets.split(segment_length, 1), strict=True):
         if torch.is_grad_enabled():
             piece, states = checkpoint(
@@ -74,8 +74,8 @@ def nll(
         else:
             piece, states = segment(ids, wanted, states, begins)
         begins = None  # what follows goes on
-        found.append(piece)
-    return torch.stack(found).sum() if reduction == "sum" else torch.cat(found, 1), states
+        pieces.append(piece)
+    return torch.stack(pieces).sum() if reduction == "sum" else torch.cat(pieces, 1), states
 
 
 def _head_nll(model: SDMForCausalLM, hidden: Tensor, targets: Tensor, reduction: Reduction) -> Tensor:

@@ -58,9 +58,11 @@ def load_config(folder: Path) -> SDMConfig:
     path = folder / CONFIG
     with explained(f"cannot load {path}"):
         fields = read_json(path)
-        found = fields.get("model_type")
-        if found != SDMConfig.model_type:
-            raise ValueError(f"not a model of this library; model_type must be {SDMConfig.model_type!r}, got {found!r}")
+        model_type = fields.get("model_type")
+        if model_type != SDMConfig.model_type:
+            raise ValueError(
+                f"not a model of this library; model_type must be {SDMConfig.model_type!r}, got {model_type!r}"
+            )
         if fields.get("transformers_weights") is not None:  # transformers would read that file, whatever it is
             raise ValueError(f"transformers_weights must be left out, the weights are in {WEIGHTS}")
         return SDMConfig.from_dict(fields)
@@ -125,8 +127,8 @@ def _check_sizes(config: SDMConfig, shapes: Shapes) -> None:
     if len(table) != 2:
         raise ValueError("they have no table model.embed_tokens.weight")
     layers = {name.split(".")[2] for name in shapes if name.startswith("model.layers.")}
-    found = {"vocab_size": table[0], "hidden_size": table[1], "num_hidden_layers": len(layers)}
-    for name, value in found.items():
+    stored = {"vocab_size": table[0], "hidden_size": table[1], "num_hidden_layers": len(layers)}
+    for name, value in stored.items():
         if value != getattr(config, name):
             raise ValueError(f"they do not fit {CONFIG}; it has {name} = {getattr(config, name)}, they have {value}")
 

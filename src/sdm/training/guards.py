@@ -76,8 +76,8 @@ class Guard(Stateful):
 
     def check_weights(self, step: int, model: torch.nn.Module, advice: Callable[[], str]) -> None:
         """Raise `TrainingStopped` if any weight is not finite: such weights are not saved."""
-        if found := _weights_not_finite(model):
-            raise TrainingStopped(f"step {step} is not saved. {found} {advice()}")
+        if reason := _weights_not_finite(model):
+            raise TrainingStopped(f"step {step} is not saved. {reason} {advice()}")
 
     def _is_spike(self, loss: float) -> bool:
         if len(self.recent) < FEWEST:
@@ -98,8 +98,8 @@ class Guard(Stateful):
 
 def _culprits(model: torch.nn.Module) -> str:
     """Which weights, then which gradients, are not finite."""
-    if found := _weights_not_finite(model):
-        return found
+    if reason := _weights_not_finite(model):
+        return reason
     gradients = [
         name for name, x in model.named_parameters() if x.grad is not None and not bool(local(x.grad).isfinite().all())
     ]

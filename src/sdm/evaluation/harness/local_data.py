@@ -40,11 +40,11 @@ def load_local(roots: Sequence[Path], configuration: str | None) -> dict[str, An
     """
     for root in roots:
         for folder in [root / configuration, root] if configuration else [root]:
-            found = _splits(folder)
-            if found and folder == root and configuration:
-                found = {split: _of_subject(rows, configuration, folder) for split, rows in found.items()}
-            if found:
-                return found
+            splits = _splits(folder)
+            if splits and folder == root and configuration:
+                splits = {split: _of_subject(rows, configuration, folder) for split, rows in splits.items()}
+            if splits:
+                return splits
     places = " or ".join(str(root) for root in roots)
     raise Absent(f"no files in {places} (SPLIT.jsonl, SPLIT.parquet or a saved dataset)")
 

@@ -54,11 +54,11 @@ class Generator:
         window = Window.of(length, spec.new_tokens)
         draft = self._draft(task, length, index)
         try:
-            found = fit(draft, self._count, window, self._guess(task, length, window))
+            fitted = fit(draft, self._count, window, self._guess(task, length, window))
         except NoRoom as error:
             raise TooShort(task, length, error.tokens + spec.new_tokens) from error
         return Sample(
-            task, length, index, found.question, draft.answer_prefix, draft.answers, found.tokens, spec.new_tokens
+            task, length, index, fitted.question, draft.answer_prefix, draft.answers, fitted.tokens, spec.new_tokens
         )
 
     def samples(self, task: str, length: int, count: int) -> Iterator[Sample]:
@@ -79,14 +79,14 @@ class Generator:
 
     def manifest(self, tasks: Iterable[str]) -> dict[str, Any]:
         """What the samples of tasks are made of: results on other text are others."""
-        found: dict[str, Any] = {"generator": VERSION}
+        fingerprints: dict[str, Any] = {"generator": VERSION}
         for kind in dict.fromkeys(map(text_source, tasks)):
             match kind:
                 case "essays":
-                    found[kind] = self._essays.fingerprint
+                    fingerprints[kind] = self._essays.fingerprint
                 case "squad" | "hotpot":
-                    found[kind] = getattr(self._question_set(kind), "fingerprint", "templates")
-        return found
+                    fingerprints[kind] = getattr(self._question_set(kind), "fingerprint", "templates")
+        return fingerprints
 
     def _draft(self, name: str, length: int, index: int) -> Draft:
         task = TASKS[name]

@@ -23,8 +23,8 @@ def version() -> str:
     spec = find_spec("triton")
     if spec is None or spec.origin is None:
         return ""
-    found = re.search(r"^__version__\s*=\s*['\"]([^'\"]+)['\"]", Path(spec.origin).read_text(), re.MULTILINE)
-    return found[1] if found else "of unknown version"
+    match = re.search(r"^__version__\s*=\s*['\"]([^'\"]+)['\"]", Path(spec.origin).read_text(), re.MULTILINE)
+    return match[1] if match else "of unknown version"
 
 
 def missing_because(installed: str) -> str:
