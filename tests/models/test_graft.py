@@ -452,3 +452,30 @@ def test_attention_window_is_that_of_mistral(tmp_path: Path) -> None:
     model.save_pretrained(tmp_path)
     assert torch.equal(sdm.load_grafted(tmp_path)(ids).logits, model(ids).logits)
     assert type(sdm.ungraft(model).model.layers[2].self_attn).__name__ == "LlamaAttention"
+
+
+def test_trainer_resumes_and_lora_trains_beside_the_memory(tmp_path: Path) -> None:
+    peft = pytest.importorskip("peft")
+    model: Any = sdm.graft(llama())
+    rows = [{"input_ids": row, "labels": row} for row in tokens(8, 16)]
+    options = {"per_device_train_batch_size": 2, "report_to": [], "use_cpu": True, "save_steps": 2}
+
+    def trainer(steps: int) -> Any:
+        settings = transformers.TrainingArguments(str(tmp_path), max_steps=steps, disable_tqdm=True, **options)
+        return transformers.Trainer(model, settings, train_dataset=rows)
+
+    trainer(2).train()
+    resumed = trainer(4)
+    resumed.train(resume_from_checkpoint=str(tmp_path / "checkpoint-2"))
+    assert resumed.state.global_step == 4
+    ids = tokens()
+    loaded = sdm.load_grafted(tmp_path / "checkpoint-4").eval()
+    assert torch.equal(loaded(ids).logits, model.eval()(ids).logits)
+    config = peft.LoraConfig(target_modules=["q_proj", "v_proj"], modules_to_save=["memory"], task_type="CAUSAL_LM")
+    adapted = peft.get_peft_model(model, config)
+    adapted(input_ids=ids, labels=ids).loss.backward()
+    changed = {name for name, x in adapted.named_parameters() if x.grad is not None}
+    assert any("lora_B" in name for name in changed)
+    assert any("memory" in name for name in changed)
+    generated = adapted.eval().generate(input_ids=ids, attention_mask=torch.ones_like(ids), **GREEDY)
+    assert generated.shape == (2, 26)
