@@ -6,6 +6,7 @@ import dataclasses
 import itertools
 from typing import Any
 
+import torch
 from vllm.v1.attention.backend import (
     AttentionBackend,
     AttentionCGSupport,
@@ -34,6 +35,9 @@ class SDMMetadataBuilder(AttentionMetadataBuilder[SDMMetadata]):
     reorder_batch_threshold = None
     _cudagraph_support = AttentionCGSupport.NEVER
     supports_update_block_table = False
+
+    def __init__(self, kv_cache_spec: Any, layer_names: list[str], vllm_config: Any, device: torch.device) -> None:
+        super().__init__(kv_cache_spec, layer_names, vllm_config, device)  # which vLLM declares abstract
 
     def build(
         self,

@@ -1,0 +1,162 @@
+"""vLLM's tokens are those of `generate()`: many sequences at once, in pieces, in rows that others had.
+
+`make vllm-test` runs these in a virtual environment with vLLM.
+"""
+
+from __future__ import annotations
+
+import gc
+import os
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from tiny_models import STACKS, VOCABULARY, tiny_model
+from tiny_tokenizer import tiny_tokenizer
+
+os.environ.setdefault("VLLM_CPU_KVCACHE_SPACE", "1")
+os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"  # so that a test can look into the engine
+vllm = pytest.importorskip("vllm", reason="vLLM is not installed; `make vllm-test` runs this in an environment with it")
+
+from sdm.integrations.vllm.pool import StatePool, _keep  # noqa: E402
+from sdm.models import SDMForCausalLM  # noqa: E402
+
+SIZES = {"hidden_size": 64, "num_attention_heads": 2, "num_slots": 64, "initial_state_std": 1.0, "eos_token_id": None}
+NEW = 32
+Serve = Callable[..., Any]
+
+
+@pytest.fixture
+def serve() -> Iterator[Serve]:
+    """Makes engines, and takes them down at the end."""
+    engines: list[Any] = []
+
+    def make(folder: Path, **options: Any) -> Any:
+        defaults = {"dtype": "float32", "enforce_eager": True, "max_model_len": 256, "max_num_seqs": 64}
+        engines.append(vllm.LLM(str(folder), **(defaults | options)))
+        return engines[-1]
+
+    yield make
+    for engine in engines:
+        engine.llm_engine.engine_core.shutdown()
+    engines.clear()
+    gc.collect()
+
+
+def save(folder: Path, stack: str = "sdm", **fields: Any) -> SDMForCausalLM:
+    model = tiny_model(stack, **(SIZES | fields))
+    model.save_pretrained(folder)
+    tiny_tokenizer().save_pretrained(folder)
+    return model
+
+
+def prompts_of(lengths: list[int]) -> list[list[int]]:
+    return [torch.randint(0, VOCABULARY, (length,)).tolist() for length in lengths]
+
+
+def expected(model: SDMForCausalLM, prompts: list[list[int]], new: int = NEW) -> list[list[int]]:
+    outputs = [model.generate(torch.tensor([ids]), max_new_tokens=new, do_sample=False) for ids in prompts]
+    return [output[0, len(ids) :].tolist() for ids, output in zip(prompts, outputs, strict=True)]
+
+
+def served(engine: Any, prompts: list[list[int]], new: int = NEW) -> list[list[int]]:
+    greedy = vllm.SamplingParams(max_tokens=new, temperature=0, ignore_eos=True)
+    outputs = engine.generate([{"prompt_token_ids": ids} for ids in prompts], greedy, use_tqdm=False)
+    return [list(output.outputs[0].token_ids) for output in outputs]
+
+
+def pools(engine: Any) -> list[StatePool]:
+    found = engine.apply_model(lambda model: [m.pool for m in model.modules() if getattr(m, "pool", None) is not None])
+    return [pool for pool in found[0] if isinstance(pool, StatePool)]
+
+
+@pytest.mark.parametrize("chunked", [True, False])
+def test_64_prompts_at_once(tmp_path: Path, serve: Serve, chunked: bool) -> None:
+    model = save(tmp_path)
+    prompts = prompts_of([1 + 37 * place % 151 for place in range(64)])
+    tokens = {"max_num_batched_tokens": 96} if chunked else {"max_num_batched_tokens": 512}
+    engine = serve(tmp_path, enable_chunked_prefill=chunked, **tokens)
+    assert served(engine, prompts) == expected(model, prompts)
+
+
+@pytest.mark.parametrize("stack", [name for name in STACKS if name != "sdm"])
+def test_every_stack(tmp_path: Path, serve: Serve, stack: str) -> None:
+    model = save(tmp_path, stack)
+    prompts = prompts_of([1, 2, 7, 40, 90, 33])
+    assert served(serve(tmp_path, max_num_batched_tokens=64), prompts) == expected(model, prompts)
+
+
+def test_tied_embeddings(tmp_path: Path, serve: Serve) -> None:
+    model = save(tmp_path, tie_word_embeddings=True)
+    prompts = prompts_of([1, 12, 50])
+    assert served(serve(tmp_path), prompts) == expected(model, prompts)
+
+
+def test_rows_are_reused_and_mutations_are_caught(
+    tmp_path: Path, serve: Serve, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Twelve sequences share three rows: nine of them wait. Then the faults that such a pool invites."""
+    model = save(tmp_path)
+    prompts = prompts_of([1, 5, 23, 60, 90, 2, 40, 3, 17, 64, 31, 8])
+    want = expected(model, prompts)
+    bytes_per_sequence = sum(block.mixer.start_state(1).nbytes for block in model.model.layers[-1:])
+    engine = serve(tmp_path, additional_config={"sdm_state_gib": 4 * bytes_per_sequence / 2**30})
+    memories = pools(engine)
+    assert [pool.states.streams for pool in memories] == [3]
+    assert served(engine, prompts) == want
+    mix, restart = StatePool.mix, StatePool._restart
+
+    def zeros(pool: StatePool, row: int) -> None:
+        _keep(pool._rows(row, row + 1), pool.start.map(torch.zeros_like))
+
+    def lost(pool: StatePool, x: torch.Tensor, spans: Any) -> torch.Tensor:
+        before = pool.states.map(torch.clone)
+        for span in spans:
+            if span.fresh:
+                restart(pool, span.row)
+                _keep(before.map(lambda part, row=span.row: part[row : row + 1]), pool.start)
+        y = mix(pool, x, spans)
+        if any(span.end - span.start > 1 for span in spans):
+            _keep(pool.states, before)
+        return y
+
+    mutations = {"_restart": [zeros, lambda pool, row: None], "mix": [lost]}
+    for name, faults in mutations.items():
+        for fault in faults:
+            with monkeypatch.context() as patched:
+                patched.setattr(StatePool, name, fault)
+                assert served(engine, prompts) != want, f"{name} with a fault gives the same tokens"
+    assert served(engine, prompts) == want
+
+
+def test_samples_and_logprobs(tmp_path: Path, serve: Serve) -> None:
+    model = save(tmp_path)
+    engine = serve(tmp_path)
+    prompt = prompts_of([20])[0]
+    request = [{"prompt_token_ids": prompt}]
+    several = vllm.SamplingParams(n=3, temperature=1.0, seed=1, max_tokens=12, logprobs=0, ignore_eos=True)
+    for sample in engine.generate(request, several, use_tqdm=False)[0].outputs:
+        ids = list(sample.token_ids)
+        with torch.no_grad():
+            logits = model(torch.tensor([prompt + ids])).logits[0, len(prompt) - 1 : -1]
+        want = logits.log_softmax(-1).gather(1, torch.tensor(ids)[:, None])[:, 0]
+        got = torch.tensor([step[token].logprob for step, token in zip(sample.logprobs, ids, strict=True)])
+        torch.testing.assert_close(got, want, rtol=1e-3, atol=1e-4)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"tensor_parallel_size": 2}, "tensor_parallel_size must be 1"),
+        ({"additional_config": {"sdm_state_gib": 1e-9}}, "holds no sequence"),
+        ({"additional_config": {"sdm_state_gib": "much"}}, "must be a positive number"),
+        ({"speculative_config": {"method": "ngram", "num_speculative_tokens": 2}}, "take drafted tokens back"),
+    ],
+)
+def test_what_cannot_work_is_refused(tmp_path: Path, serve: Serve, options: dict[str, Any], message: str) -> None:
+    save(tmp_path)
+    with pytest.raises(Exception, match=message):
+        serve(tmp_path, **options)
