@@ -12,6 +12,7 @@ import torch
 
 import sdm
 from sdm.layers.row_pool import pool_of
+from sdm.models.cost import session_bytes
 from sdm.models.decoding import TextStream
 from tiny_models import STACKS, tiny_model, tokens
 from tiny_tokenizer import tiny_tokenizer
@@ -125,6 +126,30 @@ def test_a_session_owns_the_rows_that_it_has_written() -> None:
     session.close()
     assert pool.used_rows == 0
     assert len(pool.rows) == slots, "the memory of closed sessions is given back"
+
+
+@pytest.mark.parametrize("stack", ["sdm", "gdn", "shifted", "convolved"])
+def test_the_formula_of_a_sessions_bytes(stack: str) -> None:
+    model = tiny_model(stack, num_slots=4096)
+    config = model.config
+    for length in (1, 10, 60):
+        session = session_of(model, tokens(length).tolist())
+        next(session.generate(1))
+        written, slots = session.slots
+        heads = 2 * bool(slots)
+        most = heads * min(4096, 4 * length)
+        assert written <= most
+        assert session.nbytes == session_bytes(config, length) - (most - written) * 16 * 4
+    assert length == 1 or written < most or not slots, "some rows were written twice"
+
+
+def test_the_bytes_of_users_in_the_docs() -> None:
+    """docs/serving.md: level, whole tables, then what a session owns behind 100, 1,000 and 10,000 tokens, in GB."""
+    text = (Path(__file__).parent.parent / "docs" / "serving.md").read_text()
+    for level in (1, 8, 13):
+        config = sdm.ladder(level, global_layer="sdm")
+        sizes = [sdm.cost(config).state_bytes(), *(session_bytes(config, length) for length in (100, 1_000, 10_000))]
+        assert f"| {level} | " + " | ".join(f"{size / 1e9:.3f}" for size in sizes) + " |" in text
 
 
 def test_a_hundred_sessions_leave_nothing() -> None:

@@ -102,6 +102,25 @@ def cost(config: SDMConfig) -> Cost:
     )
 
 
+def session_bytes(config: SDMConfig, tokens: int) -> int:
+    """Bytes that an `sdm.Session` of float32 owns behind `tokens` tokens at most.
+
+    A sparse memory takes a map of 4 bytes per slot, and the rows that were written: num_writes per token and head, or
+    all. Other layers take their whole state. Rows that are written again, or shared with a fork, make it less.
+    """
+    _check_context(tokens)
+    total = 0
+    for kind, layer in zip(config.layer_types or (), cost(config).layers, strict=True):
+        if kind == "sdm":
+            heads, slots, writes = config.num_memory_heads, config.num_slots or 0, config.num_writes or 0
+            rows = heads * min(slots, tokens * writes)
+            total += 4 * (rows * (config.hidden_size // heads) + heads * slots + layer.convolution_state)
+        else:
+            total += 4 * layer.state_elements(max(tokens, layer.window or 0))  # a window's buffer is always whole
+            total += 8 * bool(layer.cached_per_token)  # the position
+    return total
+
+
 def _check_context(context: int) -> None:
     if context < 0:
         raise ValueError(f"context must not be negative, got {context}")
