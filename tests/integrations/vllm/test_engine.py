@@ -1,4 +1,4 @@
-"""vLLM's tokens are those of `generate()`: many sequences at once, in pieces, in rows that others had.
+"""vLLM's tokens are those of `generate()`: many sequences at once, in pieces, preempted, in rows that others had.
 
 `make vllm-test` runs these in a virtual environment with vLLM.
 """
@@ -132,7 +132,23 @@ def test_rows_are_reused_and_mutations_are_caught(
     assert served(engine, prompts) == want
 
 
-def test_samples_and_logprobs(tmp_path: Path, serve: Serve) -> None:
+def test_preemption(tmp_path: Path, serve: Serve, monkeypatch: pytest.MonkeyPatch) -> None:
+    """With few pages for keys, running sequences are put back and start again from the initial state."""
+    from vllm.v1.core.sched.scheduler import Scheduler
+
+    model = save(tmp_path, "mixed")
+    prompts = prompts_of([120, 110, 125, 100, 116, 124])
+    preempted = []
+    preempt = Scheduler._preempt_request
+    monkeypatch.setattr(
+        Scheduler, "_preempt_request", lambda *given, **named: preempted.append(1) or preempt(*given, **named)
+    )
+    engine = serve(tmp_path, max_num_seqs=6, num_gpu_blocks_override=22)
+    assert served(engine, prompts, 40) == expected(model, prompts, 40)
+    assert preempted
+
+
+def test_samples_logprobs_and_stop_strings(tmp_path: Path, serve: Serve) -> None:
     model = save(tmp_path)
     engine = serve(tmp_path)
     prompt = prompts_of([20])[0]
@@ -145,6 +161,10 @@ def test_samples_and_logprobs(tmp_path: Path, serve: Serve) -> None:
         want = logits.log_softmax(-1).gather(1, torch.tensor(ids)[:, None])[:, 0]
         got = torch.tensor([step[token].logprob for step, token in zip(sample.logprobs, ids, strict=True)])
         torch.testing.assert_close(got, want, rtol=1e-3, atol=1e-4)
+    text = tiny_tokenizer().decode(expected(model, [prompt])[0], skip_special_tokens=True)
+    stop = text[4:6]
+    greedy = vllm.SamplingParams(temperature=0, max_tokens=NEW, stop=[stop], ignore_eos=True)
+    assert engine.generate(request, greedy, use_tqdm=False)[0].outputs[0].text == text[: text.index(stop)]
 
 
 @pytest.mark.parametrize(
