@@ -120,7 +120,7 @@ def write_bytes(path: Path, data: bytes) -> None:
         temporary.write_bytes(data)
 
 
-def write_json(path: Path, value: Any) -> None:
+def write_json(path: Path, value: object) -> None:
     """Write a JSON file, complete or not at all."""
     write_bytes(path, (json.dumps(value, indent=2) + "\n").encode())
 

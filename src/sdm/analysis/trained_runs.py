@@ -166,5 +166,5 @@ def _loss(run: Run, loss: Loss) -> float:
     return sum(last) / len(last)
 
 
-def _text(value: Any) -> str:
+def _text(value: object) -> str:
     return str(value).lower() if isinstance(value, bool) else str(value)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-from typing import Any
 
 import torch
 
@@ -20,7 +19,7 @@ def generator_of(*parts: int | str) -> torch.Generator:
     return torch.Generator().manual_seed(hash_of(*parts) >> 1)
 
 
-def fingerprint_of(config: Any, *parts: Any) -> str:
+def fingerprint_of(config: object, *parts: object) -> str:
     """Return a checksum of a task's configuration, all of its fields included, and of the parts."""
     return hashlib.sha256(repr((config, *parts)).encode()).hexdigest()
 

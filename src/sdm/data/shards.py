@@ -36,7 +36,9 @@ DTYPES = {"uint16": torch.uint16, "uint32": torch.uint32}
 class TokenWriter:
     """Writes a store into a folder. `finish` makes it valid."""
 
-    def __init__(self, folder: Path, tokenizer: Tokenizer, description: Any, shard_tokens: int = SHARD_TOKENS) -> None:
+    def __init__(
+        self, folder: Path, tokenizer: Tokenizer, description: object, shard_tokens: int = SHARD_TOKENS
+    ) -> None:
         if sys.byteorder != "little":
             raise DataError("token stores are little-endian and are only written on little-endian machines")
         folder.mkdir(parents=True, exist_ok=True)

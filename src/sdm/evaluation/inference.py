@@ -344,7 +344,7 @@ def _padded(rows: Sequence[Sequence[int]], device: torch.device, left: bool = Fa
 CACHES = ("past_key_values", "cache_params", "state")  # what models call it
 
 
-def cache_tensors(content: Any) -> Iterator[Tensor]:
+def cache_tensors(content: object) -> Iterator[Tensor]:
     """Yield all tensors that a cache of any kind refers to, each once."""
     yield from _tensors(content, set())
 

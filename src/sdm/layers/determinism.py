@@ -87,7 +87,7 @@ def _linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
     return y[:count].view(*x.shape[:-1], len(weight))
 
 
-def _elementwise(func: Callable[..., Tensor], x: Tensor, *args: Any, **kwargs: Any) -> Tensor:
+def _elementwise(func: Callable[..., Tensor], x: Tensor, *args: object, **kwargs: object) -> Tensor:
     # Threads take equal shares, which are whole blocks.
     block = LANES * torch.get_num_threads()
     flat = F.pad(x.reshape(-1), (0, -x.numel() % block))

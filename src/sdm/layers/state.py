@@ -148,7 +148,7 @@ class Snapshot(Undo):
         state.assign_(self.before)
 
 
-def check_state(state: Any, kind: type[LayerState], streams: int, device: torch.device, **shapes: Any) -> None:
+def check_state(state: object, kind: type[LayerState], streams: int, device: torch.device, **shapes: Any) -> None:
     """Raise unless `state` is a `kind` whose tensors have these shapes for each stream; None is any size."""
     if not isinstance(state, kind):
         raise TypeError(f"state must be a {kind.__name__} or None, got {type(state).__name__}")

@@ -179,7 +179,7 @@ class SDMConfig(LayerFields, PreTrainedConfig):
         super().save_pretrained(save_directory, push_to_hub=push_to_hub, **kwargs)
 
     @classmethod
-    def register_for_auto_class(cls, auto_class: Any = "AutoConfig") -> None:
+    def register_for_auto_class(cls, auto_class: str = "AutoConfig") -> None:
         """A saved folder names its code anyway. For a class of your own, it is as in transformers."""
         if cls is not SDMConfig:
             super().register_for_auto_class(auto_class)

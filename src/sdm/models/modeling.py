@@ -107,7 +107,7 @@ class SDMPreTrainedModel(PreTrainedModel):
     _is_stateful = False
 
     @classmethod
-    def register_for_auto_class(cls, auto_class: Any = "AutoModel") -> None:
+    def register_for_auto_class(cls, auto_class: str = "AutoModel") -> None:
         """A saved folder names its code anyway. For a class of your own, it is as in transformers."""
         if cls.__module__ != __name__:
             super().register_for_auto_class(auto_class)
@@ -167,7 +167,7 @@ class SDMModel(SDMPreTrainedModel):
         output_hidden_states: bool | None = None,
         output_attentions: bool | None = None,
         cu_seqlens: Tensor | None = None,
-        **extras: Any,
+        **extras: object,
     ) -> BaseModelOutputWithPast:
         """Run the blocks.
 
@@ -361,7 +361,7 @@ class SDMForCausalLM(SDMPreTrainedModel, GenerationMixin):
             attentions=outputs.attentions,
         )
 
-    def init_continuous_batching(self, *args: Any, **kwargs: Any) -> NoReturn:
+    def init_continuous_batching(self, *args: object, **kwargs: object) -> NoReturn:
         """All ways to continuous batching begin here."""
         raise NotImplementedError(
             "continuous batching pages keys and values, which most layers of this model do not have; use generate()"

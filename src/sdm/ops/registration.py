@@ -39,7 +39,7 @@ def register(
 def no_second_gradients(op: str) -> Callable[..., None]:
     """For ops that are the gradients of `op`."""
 
-    def refuse(ctx: Any, *grads: Any) -> None:
+    def refuse(ctx: object, *grads: object) -> None:
         raise NotImplementedError(
             f'second derivatives of {op} are not available with backend "native"; use backend="reference"'
         )

@@ -67,7 +67,7 @@ def read_config(path: Path) -> TrainConfig:
         raise TrainingError(f"{path}: {error}") from error
 
 
-def differences(old: Any, new: Any, name: str = "") -> list[tuple[str, Any, Any]]:
+def differences(old: object, new: object, name: str = "") -> list[tuple[str, Any, Any]]:
     """Return the fields (a.b.c, old value, new value) in which two configurations as JSON differ."""
     if isinstance(old, dict) and isinstance(new, dict):
         fields = []

@@ -118,7 +118,7 @@ def _first_not_finite(model: torch.nn.Module, again: Callable[[], object]) -> st
     reasons: list[str] = []
 
     def look(name: str) -> Callable[..., None]:
-        def hook(module: torch.nn.Module, inputs: Any, output: Any) -> None:
+        def hook(module: torch.nn.Module, inputs: object, output: object) -> None:
             tensors = [x for x in (output if isinstance(output, tuple) else (output,)) if isinstance(x, torch.Tensor)]
             if not reasons and not all(bool(x.isfinite().all()) for x in tensors):
                 reasons.append(f"The weights are finite; the output of {name} is not.")
