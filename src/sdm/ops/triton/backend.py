@@ -26,6 +26,7 @@ class TritonBackend(Backend):
     says_missing: bool = True
 
     def device_unsupported_reason(self, call: Call, named: bool) -> str | None:
+        """Return why the kernels cannot run where the tensors are, or None."""
         kind = call.device.type
         if kind in GPUS or (kind == "meta" and recording()):
             return None

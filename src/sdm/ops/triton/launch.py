@@ -47,6 +47,7 @@ class Launch:
 
     @property
     def name(self) -> str:
+        """Name of the kernel."""
         return str(self.kernel.__name__)
 
 

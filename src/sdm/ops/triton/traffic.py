@@ -31,6 +31,7 @@ class Traffic:
 
     @property
     def moved(self) -> int:
+        """Bytes read and written."""
         return self.loaded + self.stored
 
     @property

@@ -11,6 +11,7 @@ from sdm.ops.triton.backend import TritonBackend
 
 
 def product_key_topk_triton(call: Call) -> tuple[Tensor, Tensor]:
+    """Serve a call of `product_key_topk` by the kernels for GPUs."""
     return host.topk(call.scores, call.k)
 
 

@@ -21,6 +21,7 @@ def gather_gradient_kernel(  # type: ignore[no-untyped-def]
     BLOCK_N: tl.constexpr,
     BLOCK_K: tl.constexpr,
 ):
+    """Add up the gradients of the selected sums for each score of both halves."""
     row = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)[:, None]
     inside = row < rows
     for start in range(0, n, BLOCK_N):

@@ -37,6 +37,7 @@ def rank_halves_kernel(  # type: ignore[no-untyped-def]
     LOG_N: tl.constexpr,  # n <= 2**LOG_N
     LOG_KEPT: tl.constexpr,  # min(n, k) <= 2**LOG_KEPT
 ):
+    """Rank the scores of each half and keep those that can be selected."""
     half = tl.program_id(0).to(tl.int64) * (1 << LOG_ROWS) + tl.arange(0, 1 << LOG_ROWS)[:, None]
     i = tl.arange(0, 1 << LOG_N)[None, :]
     x = tl.load(scores_ptr + half * n + i, mask=(half < halves) & (i < n), other=0.0).to(tl.float32)
@@ -86,6 +87,7 @@ def select_kernel(  # type: ignore[no-untyped-def]
     LOG_PAIRS: tl.constexpr,  # candidate pairs <= 2**LOG_PAIRS
     LOG_K: tl.constexpr,  # k <= 2**LOG_K
 ):
+    """Select the k best of the candidate pairs of each row, in ascending order of their slots."""
     row = tl.program_id(0).to(tl.int64) * (1 << LOG_ROWS) + tl.arange(0, 1 << LOG_ROWS)[:, None]
     inside = row < rows
     a, b, exists = _candidates(ranks, n, k, LOG_PAIRS)

@@ -19,6 +19,7 @@ LARGEST_TILE = 8192
 
 
 def unsupported_reason(scores: Tensor, k: int) -> str | None:
+    """Return why the kernels cannot serve these scores, or None."""
     n = scores.shape[-1] // 2
     if scores.dtype == torch.float64:
         return "its kernels compute in float32, got torch.float64"
@@ -48,6 +49,7 @@ def _num_warps(log_size: int) -> int:
 
 @torch.library.custom_op("sdm::product_key_topk_triton", mutates_args=())
 def topk(scores: Tensor, k: int) -> tuple[Tensor, Tensor]:
+    """Launch the kernels: the selected sums and slots [..., k]."""
     check_scores(scores, k)
     problem = unsupported_reason(scores, k)
     if problem:
@@ -98,6 +100,7 @@ def topk(scores: Tensor, k: int) -> tuple[Tensor, Tensor]:
 
 @torch.library.custom_op("sdm::product_key_topk_triton_backward", mutates_args=())
 def topk_backward(grad_values: Tensor, index: Tensor, n: int, dtype: torch.dtype) -> Tensor:
+    """Launch the backward kernel: the gradient of the scores."""
     if index.dtype != torch.int64 or index.dim() < 1 or index.shape != grad_values.shape or n < 1:
         raise ValueError(
             "index must be int64 and have the shape [..., k] of grad_values, "

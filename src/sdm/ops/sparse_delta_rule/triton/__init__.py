@@ -49,6 +49,7 @@ def sparse_delta_rule_triton(
 
 
 def sparse_delta_step_triton_(call: Call) -> Tensor:
+    """Serve one token in place by one kernel."""
     y: Tensor = torch.ops.sdm.sparse_delta_step_triton_(call.state, *call.tokens, call.update == "slot")
     return y
 

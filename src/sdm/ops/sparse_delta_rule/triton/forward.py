@@ -44,6 +44,7 @@ def forward_kernel(  # type: ignore[no-untyped-def]
     C: tl.constexpr, WP: tl.constexpr, RP: tl.constexpr, RB: tl.constexpr, S: tl.constexpr,
     PACKED: tl.constexpr, SLOT_RULE: tl.constexpr,
 ):  # fmt: skip
+    """Run one stream and one slab of value channels through time, a chunk of C tokens at a time."""
     ACC: tl.constexpr = residual.dtype.element_ty
     slabs = tl.cdiv(D, S)
     place = tl.program_id(0) // slabs

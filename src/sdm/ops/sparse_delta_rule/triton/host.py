@@ -28,6 +28,7 @@ class Problem(NamedTuple):
     slot_rule: bool
 
     def prepared(self) -> Problem:
+        """Return the problem with contiguous tensors and offsets that lie within the row."""
         tokens = Tokens(*(x.contiguous() for x in self.tokens))
         initial = None if self.initial_state is None else self.initial_state.contiguous()
         cu_seqlens = self.cu_seqlens
@@ -44,10 +45,12 @@ class Problem(NamedTuple):
 
     @property
     def sequences(self) -> int:
+        """Number of batch rows, or of packed documents."""
         return self.tokens.value.shape[0] if self.cu_seqlens is None else self.cu_seqlens.numel() - 1
 
     @property
     def sizes(self) -> dict[str, int]:
+        """The sizes that every kernel is given."""
         _, time, heads, _ = self.tokens.value.shape
         return {
             "time": time,
@@ -63,10 +66,12 @@ class Problem(NamedTuple):
 
     @property
     def options(self) -> dict[str, bool]:
+        """The switches that every kernel is compiled with."""
         return {"PACKED": self.cu_seqlens is not None, "SLOT_RULE": self.slot_rule}
 
     @property
     def per_write(self) -> bool:
+        """Whether each write has a log decay of its own."""
         return self.tokens.log_decay.dim() == 4
 
     def chunks(self, size: int) -> int:
@@ -133,6 +138,7 @@ class Links(NamedTuple):
 
 
 def prepare(problem: Problem, layout: Layout) -> Links:
+    """Launch the kernel that works out chains, factors and small matrices of each chunk."""
     from sdm.ops.sparse_delta_rule.triton.prepare import prepare_kernel
 
     sizes, tokens, dtype = problem.sizes, problem.tokens, problem.dtype
@@ -271,6 +277,8 @@ class Plan(NamedTuple):
 
 
 class Gradients(NamedTuple):
+    """The gradients of the inputs, as backward returns them."""
+
     write_weight: Tensor
     value: Tensor
     beta: Tensor

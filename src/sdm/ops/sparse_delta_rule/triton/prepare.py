@@ -65,6 +65,7 @@ def prepare_kernel(  # type: ignore[no-untyped-def]
     C: tl.constexpr, WP: tl.constexpr, RP: tl.constexpr, J: tl.constexpr,
     PACKED: tl.constexpr, PER_WRITE: tl.constexpr, SLOT_RULE: tl.constexpr,
 ):  # fmt: skip
+    """Work out, for each chunk, which tokens share slots and how they scale and mix."""
     ACC: tl.constexpr = keep.dtype.element_ty
     program = tl.program_id(0)
     head = program % H

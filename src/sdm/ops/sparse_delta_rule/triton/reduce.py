@@ -15,6 +15,7 @@ def reduce_kernel(  # type: ignore[no-untyped-def]
     H: tl.constexpr, W: tl.constexpr, R: tl.constexpr,
     C: tl.constexpr, X: tl.constexpr, PACKED: tl.constexpr, PER_WRITE: tl.constexpr,
 ):  # fmt: skip
+    """Add up the partial gradients of all slabs of value channels."""
     chunk = tl.program_id(0) // H
     head = tl.program_id(0) % H
     first, end, sequence = chunk_bounds(cu_seqlens, chunk, documents, time, C, PACKED)

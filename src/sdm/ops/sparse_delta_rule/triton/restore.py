@@ -31,6 +31,7 @@ def restore_kernel(  # type: ignore[no-untyped-def]
     C: tl.constexpr, WP: tl.constexpr, RP: tl.constexpr, S: tl.constexpr,
     INITIAL: tl.constexpr, BACKWARD: tl.constexpr, TOTAL: tl.constexpr,
 ):  # fmt: skip
+    """Give the rows that a document has touched their initial values back."""
     slabs = tl.cdiv(D, S)
     slab = tl.program_id(0) % slabs
     local = tl.program_id(0) // slabs

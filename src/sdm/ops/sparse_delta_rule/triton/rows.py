@@ -35,6 +35,7 @@ def keep_rows(rows, position, wanted, lane, saved, scales, S: tl.constexpr, KIND
 
 @triton.jit
 def kept_rows(position, wanted, lane, saved, scales, S: tl.constexpr, KIND: tl.constexpr, ACC: tl.constexpr):  # type: ignore[no-untyped-def]
+    """Load saved rows in the format that they were kept in."""
     channel = tl.arange(0, S)
     mask = wanted[:, :, None] & lane[None, None, :]
     if KIND == "int4":

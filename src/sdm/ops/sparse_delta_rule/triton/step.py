@@ -16,6 +16,7 @@ def step_kernel(  # type: ignore[no-untyped-def]
     WP: tl.constexpr, RP: tl.constexpr, S: tl.constexpr, ACC: tl.constexpr,
     PER_WRITE: tl.constexpr, SLOT_RULE: tl.constexpr,
 ):  # fmt: skip
+    """Write and read one token of each stream in place."""
     slabs = tl.cdiv(D, S)
     cell = (tl.program_id(0) // slabs).to(tl.int64)
     channel = tl.program_id(0) % slabs * S + tl.arange(0, S)
