@@ -93,6 +93,24 @@ def test_contributing_shows_the_same_order() -> None:
             assert package == "data" or places[package] <= places[other], f"{package} imports {other}"
 
 
+def undocumented(path: Path) -> list[str]:
+    """Public classes, functions and methods of a module that have no docstring."""
+    names = []
+    for node in ast.iter_child_nodes(ast.parse(path.read_text())):
+        if not isinstance(node, ast.FunctionDef | ast.ClassDef) or node.name.startswith("_"):
+            continue
+        members = node.body if isinstance(node, ast.ClassDef) else []
+        for item in (node, *(x for x in members if isinstance(x, ast.FunctionDef) and not x.name.startswith("_"))):
+            if ast.get_docstring(item) is None:
+                names.append(node.name if item is node else f"{node.name}.{item.name}")
+    return names
+
+
+@pytest.mark.parametrize("path", modules(), ids=lambda path: str(path.relative_to(ROOT)))
+def test_public_definitions_have_docstrings(path: Path) -> None:
+    assert undocumented(path) == []
+
+
 def test_every_package_is_placed() -> None:
     packages = {path.name for path in ROOT.iterdir() if path.is_dir() and path.name != "__pycache__"}
     assert packages | {"session"} == MAY_IMPORT.keys()
