@@ -44,9 +44,7 @@ def test_unknown_recipe() -> None:
 def test_recipes_are_listed(capsys: pytest.CaptureFixture[str]) -> None:
     """On the standard output, within a narrow terminal, and asking for it is no error."""
     for arguments in (["train"], ["train", "--help"]):
-        with pytest.raises(SystemExit) as ending:
-            main(arguments)
-        assert ending.value.code == 0
+        main(arguments)
         printed, complaint = capsys.readouterr()
         assert not complaint
         assert all(len(line) < 80 for line in printed.splitlines())
@@ -114,10 +112,8 @@ def test_fields_on_the_command_line(capsys: pytest.CaptureFixture[str]) -> None:
     main(["train", "recall", "--print-config", "--seed", "3"])
     printed = json.loads(capsys.readouterr().out)
     assert printed["seed"] == 3
-    with pytest.raises(SystemExit) as stopped:
+    with pytest.raises(SystemExit, match=r"no option --optim\.learning-rate; did you mean --optim\.lr"):
         main(["train", "recall", "--optim.learning-rate", "1"])
-    assert stopped.value.code != 0
-    assert "learning-rate" in "".join(capsys.readouterr())
     with pytest.raises(SystemExit):
         main(["train", "recall", "--optim.lr", "-1"])
     assert "optim.lr must be positive" in "".join(capsys.readouterr())

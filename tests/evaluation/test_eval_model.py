@@ -98,8 +98,9 @@ def test_what_a_folder_asks_for_does_not_change_greedy_answers(tmp_path: Path) -
     assert open_model(folder).generate([[1, 2, 3]], 20) == plain
 
 
-def test_runs(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_runs(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     """A run, its export, and a run that is not finished."""
+    caplog.set_level("INFO", logger="sdm")
     config = text_run(tmp_path)
     train(config, tmp_path / "run")
     run, export = open_model(tmp_path / "run"), open_model(tmp_path / "run" / "export")
@@ -112,7 +113,7 @@ def test_runs(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert run.context_limit == 2**20
     (tmp_path / "run" / "export" / "config.json").unlink()
     unfinished = open_model(tmp_path / "run")
-    assert "is not finished: the model is that of the checkpoint after step 8" in capsys.readouterr().err
+    assert "is not finished: the model is that of the checkpoint after step 8" in caplog.text
     assert unfinished.fingerprint == run.fingerprint
     task = open_model(tmp_path / "task") if train(recall_run(), tmp_path / "task") else None
     assert task is not None

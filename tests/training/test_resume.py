@@ -127,29 +127,29 @@ def test_signals_save_first(tmp_path: Path, number: signal.Signals) -> None:
 
 
 def test_damaged_checkpoint_is_reported_and_the_one_before_used(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    config = recall_run(monitor=MonitorConfig(display="plain"))
+    caplog.set_level("INFO", logger="sdm")
+    config = recall_run()
     expected = train(config, tmp_path)
-    assert [path.name for path in sorted((tmp_path / "checkpoints").iterdir())] == ["step-00000006", "step-00000008"]
+    assert [path.name for path in sorted((tmp_path / "checkpoints").iterdir())] == ["step-00000007", "step-00000008"]
     newest = next((tmp_path / "checkpoints" / "step-00000008").glob("*.safetensors"))
     content = bytearray(newest.read_bytes())
     content[len(content) // 2] ^= 1
     newest.write_bytes(content)
-    capsys.readouterr()
+    caplog.clear()
     assert_same(train(config, tmp_path), expected)
-    printed = capsys.readouterr().out
-    assert "step-00000008 is damaged" in printed
-    assert "continuing after step 6" in printed
+    assert "step-00000008 is damaged" in caplog.text
+    assert "continuing after step 7" in caplog.text
 
 
 @pytest.mark.parametrize("name", ["manifest.json", "state.json"])
 def test_missing_files_are_damage(tmp_path: Path, name: str) -> None:
     config = recall_run()
     expected = train(config, tmp_path)
-    for step in ("step-00000008", "step-00000006"):
+    for step in ("step-00000008", "step-00000007"):
         (tmp_path / "checkpoints" / step / name).unlink()
-        if step == "step-00000006":
+        if step == "step-00000007":
             trainer = Trainer(config, tmp_path)
             with pytest.raises(TrainingError, match="all 2 checkpoints"):
                 trainer.resume()
@@ -164,8 +164,8 @@ def test_changed_configuration_is_refused(tmp_path: Path) -> None:
     expected = train(config, tmp_path)
     with pytest.raises(TrainingError, match=r"optim.lr was 0.001 and is 0.5"):
         Trainer(replace(config, optim=replace(config.optim, lr=0.5)), tmp_path)
-    with pytest.raises(TrainingError, match=r"schedule.steps was 8 and is 9"):
-        Trainer(replace(config, schedule=replace(config.schedule, steps=9)), tmp_path)
+    with pytest.raises(TrainingError, match=r"schedule\.steps"):
+        Trainer(replace(config, schedule=replace(config.schedule, steps=7)), tmp_path)
     # What does not change the numbers may change.
     assert_same(train(replace(config, monitor=MonitorConfig(display="none")), tmp_path), expected)
 

@@ -91,8 +91,14 @@ def _parse(kind: type[Command], arguments: list[str]) -> Command:
     if kind is Train:
         for argument in arguments:
             option = argument.split("=")[0].replace("_", "-")
-            if option in SYNONYMS:
+            if option in SYNONYMS and not _is_recipe_option(arguments[1], option):
                 raise UserError(f"there is no option {option}; did you mean {SYNONYMS[option]}?")
     if kind in (Train, Eval, Probe):  # which options there are depends on the recipe or the measurement
         return kind.parse(arguments[1:])
     return tyro.extras.subcommand_cli_from_dict(COMMANDS, prog="sdm", description=DESCRIPTION, args=arguments)
+
+
+def _is_recipe_option(recipe: str, option: str) -> bool:
+    from sdm.reproduce.recipes.registry import RECIPES, parameters
+
+    return recipe in RECIPES and option.removeprefix("--").replace("-", "_") in parameters(recipe)
