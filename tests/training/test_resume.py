@@ -127,8 +127,9 @@ def test_signals_save_first(tmp_path: Path, number: signal.Signals) -> None:
 
 
 def test_damaged_checkpoint_is_reported_and_the_one_before_used(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
+    caplog.set_level("INFO", logger="sdm")
     config = recall_run(monitor=MonitorConfig(display="plain"))
     expected = train(config, tmp_path)
     assert [path.name for path in sorted((tmp_path / "checkpoints").iterdir())] == ["step-00000007", "step-00000008"]
@@ -136,10 +137,10 @@ def test_damaged_checkpoint_is_reported_and_the_one_before_used(
     content = bytearray(newest.read_bytes())
     content[len(content) // 2] ^= 1
     newest.write_bytes(content)
-    capsys.readouterr()
+    caplog.clear()
     assert_same(train(config, tmp_path), expected)
     assert "step-00000008 is damaged" in caplog.text
-    assert "continuing after step 7" in capsys.readouterr().out
+    assert "continuing after step 7" in caplog.text
 
 
 @pytest.mark.parametrize("name", ["manifest.json", "state.json"])
