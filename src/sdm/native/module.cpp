@@ -7,7 +7,7 @@
 #include "sparse_delta_rule/call.h"
 
 // What __init__.py expects to find: the two change together when a function or a field does.
-constexpr int kInterface = 2;
+constexpr int kInterface = 3;
 
 static PyMethodDef methods[] = {
     SDM_FACT(isa_name),
