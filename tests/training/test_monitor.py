@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import json
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -14,6 +15,7 @@ from sdm.run import Run
 from sdm.run.config import MonitorConfig
 from sdm.run.errors import TrainingError
 from sdm.training.monitor import LiveDisplay, Monitor
+from training.runs import assert_same, recall_run, text_run, train
 
 METRICS = {
     "loss": 2.3456,
@@ -65,3 +67,19 @@ def test_damaged_lines_are_left_out(tmp_path: Path, line: bytes) -> None:
     assert Run(tmp_path).metrics() == [{"step": 1}, {"step": 2}]
     Monitor(Run(tmp_path), MonitorConfig(display="none"), 4).rewind(3)
     assert (tmp_path / "metrics.jsonl").read_bytes() == b'{"step": 1}\n{"step": 2}\n'
+
+
+def test_samples_are_logged_and_change_nothing(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    monitor = replace(text_run(tmp_path).monitor, display="plain")
+    plain = train(text_run(tmp_path, monitor=monitor), tmp_path / "plain")
+    with caplog.at_level("INFO", "sdm"):
+        sampled = train(text_run(tmp_path, monitor=replace(monitor, sample_every=3)), tmp_path / "sampled")
+    said = [record.getMessage() for record in caplog.records if "a sample after step" in record.getMessage()]
+    assert [message.split(" step ")[1].split(":")[0] for message in said] == ["3", "6", "8"]
+    assert_same(sampled, plain)
+
+
+def test_samples_need_text(tmp_path: Path) -> None:
+    monitor = replace(recall_run().monitor, sample_every=2)
+    with pytest.raises(TrainingError, match=r"monitor\.sample_every cannot be served, because the data is no text"):
+        train(recall_run(monitor=monitor), tmp_path)

@@ -36,6 +36,52 @@ def ladder_tables() -> tuple[Table, Table]:
     )
 
 
+def ladder_rows() -> list[dict[str, object]]:
+    """Return the numbers of `ladder_tables` by level; what the paper prints is its text."""
+    rows: list[dict[str, object]] = []
+    for level, row in LEVELS.items():
+        sdm, gdn = cost(ladder(level)), cost(ladder(level, "gdn"))
+        rows.append(
+            {
+                "level": level,
+                "hidden_size": row.hidden_size,
+                "layers": row.num_hidden_layers,
+                "memory_heads": row.num_memory_heads,
+                "parameters": sdm.parameters,
+                "non_embedding_parameters": sdm.non_embedding_parameters,
+                "flops_per_token": sdm.flops_per_token(8192).total,
+                "sdm_state": sdm.state_elements,
+                "gdn_state": gdn.state_elements,
+                "paper": {
+                    "parameters": row.paper_parameters,
+                    "sdm_state": row.paper_sdm_state,
+                    "gdn_state": row.paper_gdn_state,
+                },
+            }
+        )
+    return rows
+
+
+def model_costs(config: SDMConfig, context: int = 8192) -> dict[str, object]:
+    """Return the numbers of `model_table`."""
+    costs = cost(config)
+    return {
+        "parameters": costs.parameters,
+        "non_embedding_parameters": costs.non_embedding_parameters,
+        "initial_state_parameters": costs.initial_state_parameters,
+        "layer_types": list(config.layer_types or []),
+        "hidden_size": config.hidden_size,
+        "vocab_size": config.vocab_size,
+        "state_elements": costs.state_elements,
+        "window_elements": costs.window_elements,
+        "kv_elements_per_token": costs.kv_elements_per_token,
+        "context": context,
+        "flops_per_token": costs.flops_per_token(context).total,
+        "bytes_per_token": costs.bytes_per_token(context),
+        "backend": config.backend,
+    }
+
+
 def _state_ratio(level: int) -> str:
     """Write state to parameters without embeddings; where the paper counts one layer less, with both counts."""
     counts = [LEVELS[level].num_hidden_layers]

@@ -57,6 +57,23 @@ def plan_tables(plans: Sequence[Plan], shown: int) -> list[Table | str]:
     return parts
 
 
+def plan_rows(plans: Sequence[Plan]) -> list[dict[str, object]]:
+    """Return every plan as numbers: bytes of one rank and seconds of a step, fastest first."""
+    return [
+        {
+            "mesh": {"data": plan.work.mesh.data, "context": plan.work.mesh.context, "channel": plan.work.mesh.channel},
+            "fits": plan.fits,
+            "seconds": plan.seconds,
+            "matrix_seconds": plan.matrix_seconds,
+            "memory_seconds": plan.memory_seconds,
+            "wire_seconds": plan.wire_seconds,
+            "memory": {name: getattr(plan.memory, name) for name in _HEADS} | {"total": plan.memory.total},
+            "sent": sum(sum(kinds.values()) for kinds in plan.sent.values()),
+        }
+        for plan in sorted(plans, key=lambda plan: plan.seconds)
+    ]
+
+
 def _table(title: str, plans: Sequence[Plan], why: bool = False) -> Table:
     rows = []
     for plan in plans:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import sys
+import textwrap
 from typing import Any
 
 import tyro
@@ -20,6 +21,7 @@ from sdm.cli.info import Info
 from sdm.cli.ladder import Ladder
 from sdm.cli.listings import stored_listing
 from sdm.cli.plan import Plan
+from sdm.cli.plot import Plot
 from sdm.cli.probe import Probe
 from sdm.cli.report import Report
 from sdm.cli.reproduce import Reproduce
@@ -29,29 +31,23 @@ from sdm.cli.state import State
 from sdm.cli.tokenizer import Tokenizer
 from sdm.cli.trace import Trace
 from sdm.cli.train import Train
-from sdm.errors import UserError
+from sdm.errors import UserError, did_you_mean
 from sdm.signals import ending_with_one_message
 
-COMMANDS: dict[str, Any] = {
-    "train": Train,
-    "eval": Eval,
-    "ruler": Ruler,
-    "probe": Probe,
-    "trace": Trace,
-    "state": State,
-    "scaling": Scaling,
-    "report": Report,
-    "export": Export,
-    "tokenizer": Tokenizer,
-    "reproduce": Reproduce,
-    "ladder": Ladder,
-    "plan": Plan,
-    "figure": Figure,
-    "info": Info,
-    "generate": Generate,
-    "chat": Chat,
+GROUPS: dict[str, dict[str, type[Command]]] = {
+    "Train a model": {"train": Train, "tokenizer": Tokenizer, "plot": Plot, "report": Report},
+    "Measure it": {"eval": Eval, "probe": Probe, "ruler": Ruler, "scaling": Scaling},
+    "Use it": {"generate": Generate, "chat": Chat, "export": Export},
+    "Look into it": {"info": Info, "trace": Trace, "state": State},
+    "The paper": {"reproduce": Reproduce, "ladder": Ladder, "figure": Figure, "plan": Plan},
 }
-DESCRIPTION = "Language models with a sparse delta memory. `sdm --version` prints the version."
+"""Commands by what a user wants."""
+COMMANDS: dict[str, Any] = {name: kind for group in GROUPS.values() for name, kind in group.items()}
+DESCRIPTION = "Language models with a sparse delta memory."
+EPILOGUE = (
+    "`sdm train` and `sdm eval` list recipes and measurements, `sdm COMMAND --help`",
+    "the options of a command. Commands that print tables take --json.",
+)
 
 
 # What users of other trainers type, and the option that they mean.
@@ -75,19 +71,39 @@ def main(arguments: list[str] | None = None) -> None:
     arguments = sys.argv[1:] if arguments is None else arguments
     if isinstance(sys.stdout, io.TextIOWrapper):  # a name of a file may not be text; standard error takes it anyway
         sys.stdout.reconfigure(errors="backslashreplace")
-    if arguments == ["--version"]:
-        print(f"sdm {__version__}")
-        return
-    listing = stored_listing(arguments)
-    if listing is not None:
-        print(listing, end="")
+    text = _text(arguments)
+    if text is not None:
+        with ending_with_one_message():
+            print(text, end="")
         return
     kind = COMMANDS.get(arguments[0], Command) if arguments else Command
     with ending_with_one_message(kind.advice), logging_to_terminal():
         _parse(kind, arguments).run()
 
 
+def _text(arguments: list[str]) -> str | None:
+    """What a call prints that needs no command: the version, the help, a stored list."""
+    if arguments == ["--version"]:
+        return f"sdm {__version__}\n"
+    if arguments in ([], ["-h"], ["--help"]):
+        return f"{usage()}\n"
+    return stored_listing(arguments)
+
+
+def usage() -> str:
+    """Return what `sdm --help` prints: the commands, grouped by what a user wants."""
+    lines = ["usage: sdm COMMAND [ARGUMENTS]", "", DESCRIPTION]
+    for title, group in GROUPS.items():
+        lines += ["", f"{title}:"]
+        for name, kind in group.items():
+            summary = " ".join((kind.__doc__ or "").split()).split(". ")[0].split("; ")[0].rstrip(".")
+            lines += textwrap.wrap(summary, 80, initial_indent=f"  {name:<11}", subsequent_indent=" " * 13)
+    return "\n".join([*lines, "", *EPILOGUE])
+
+
 def _parse(kind: type[Command], arguments: list[str]) -> Command:
+    if kind is Command and not arguments[0].startswith("-"):
+        raise UserError(f"there is no command {arguments[0]!r}; {did_you_mean(arguments[0], COMMANDS)}")
     if kind is Train:
         for argument in arguments:
             option = argument.split("=")[0].replace("_", "-")

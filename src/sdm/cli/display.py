@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import logging
+import math
 import os
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Mapping
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -14,7 +17,7 @@ if TYPE_CHECKING:
 
     from sdm.evaluation.report import Table
 
-WIDTH = 80  # at least: a narrower terminal breaks lines itself
+WIDTH = 60  # at least: a narrower terminal breaks lines itself
 
 
 def console() -> Console:
@@ -31,6 +34,29 @@ def show(*parts: RenderableType | Table) -> None:
     from sdm.analysis.tables import print_fitting
 
     print_fitting(console(), *parts)
+
+
+def show_json(value: object) -> None:
+    """Print a value as JSON. Numbers that JSON does not know (NaN, infinities) become null."""
+    print(json.dumps(_plain(value), indent=2))
+
+
+def tables_json(tables: Iterable[Table]) -> list[dict[str, object]]:
+    """Return tables as JSON, with the text of their cells, for what has no numbers of its own."""
+    return [
+        {"title": table.title, "columns": list(table.columns), "rows": [list(row) for row in table.rows]}
+        for table in tables
+    ]
+
+
+def _plain(value: object) -> object:
+    if isinstance(value, Mapping):
+        return {str(key): _plain(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [_plain(item) for item in value]
+    if isinstance(value, Path):
+        return str(value)
+    return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
 class TerminalHandler(logging.Handler):

@@ -15,7 +15,7 @@ import tyro
 from sdm.analysis.draw import draw, save
 from sdm.analysis.tables import rich_table
 from sdm.cli.command import Command
-from sdm.cli.display import show
+from sdm.cli.display import show, show_json, tables_json
 from sdm.cli.eval_progress import progress
 from sdm.errors import UserError
 from sdm.evaluation.eval_model import EvalModel, Precision, default_device, open_model
@@ -33,9 +33,9 @@ USAGE = """usage: sdm eval NAME MODEL [MODEL ...] [--OPTION VALUE ...]
        sdm eval compare RESULT RESULT [RESULT ...]
 
 NAME is one of these; `sdm eval NAME --help` lists its options.
-MODEL is a run's folder, or that of any causal language model that transformers loads.
-Results go into the run's folder, evaluations/NAME, or where --output says; results of other settings that are there
-stay, and the new ones go beside them."""
+MODEL is a run's folder, or that of any causal language model that transformers
+loads. Results go into the run's folder, evaluations/NAME, or where --output
+says; results of other settings stay, and the new ones go beside them."""
 
 COMPARE = "compare"
 FigureFormat = Literal["png", "svg", "pdf"]
@@ -64,6 +64,8 @@ class EvalOptions(Command):
     """Compare every model with the baseline, or every two models (all)."""
     formats: tuple[FigureFormat, ...] = ("png",)
     """File formats of figures: png, svg, pdf."""
+    json: bool = False
+    """Print the results as JSON instead of tables."""
 
     def run(self) -> None:
         """Measure the models, print tables and write figures."""
@@ -101,7 +103,9 @@ class EvalOptions(Command):
         ]
         named = [(name, result) for (name, _, _), result in zip(places, results, strict=True)]
         figures = folders[0] if len(folders) == 1 else self.output
-        report_results(self.settings, named, figures, self.baseline, self.pairs, self.formats)
+        report_results(self.settings, named, figures, self.baseline, self.pairs, self.formats, self.json)
+        if self.json:
+            return
         if not all(result.complete for result in results):
             print(f"As --limit {self.limit} asks; without it the rest is measured.")
         for folder in folders:
@@ -122,6 +126,8 @@ class CompareOptions(Command):
     """Compare every model with the baseline, or every two models (all)."""
     formats: tuple[FigureFormat, ...] = ("png",)
     """File formats of figures: png, svg, pdf."""
+    json: bool = False
+    """Print the results as JSON instead of tables."""
 
     def run(self) -> None:
         """Print tables of the results and write figures."""
@@ -136,7 +142,7 @@ class CompareOptions(Command):
         named = list(zip(names, results, strict=True))
         # The files have their checksums, but another program may have written them.
         with _explained_content(results[0].measurement):
-            report_results(measurement, named, self.output, self.baseline, self.pairs, self.formats)
+            report_results(measurement, named, self.output, self.baseline, self.pairs, self.formats, self.json)
 
 
 @contextlib.contextmanager
@@ -159,6 +165,7 @@ def report_results(
     baseline: str | None = None,
     pairs: ComparedPairs = "baseline",
     formats: tuple[FigureFormat, ...] = ("png",),
+    as_json: bool = False,
 ) -> None:
     """Print tables of results and their paired differences, and draw figures.
 
@@ -169,6 +176,7 @@ def report_results(
         baseline: the model that the others are compared with; None: the first.
         pairs: "baseline" or "all", as `comparison_table` takes it.
         formats: file formats of the figures.
+        as_json: print the summaries as JSON, and the comparison as a table of texts, instead of tables.
     """
     summaries = {name: result.summary for name, result in results if result.summary is not None}
     for name, result in results:
@@ -179,17 +187,28 @@ def report_results(
     comparison = comparison_table(measurement, results, baseline, pairs) if len(results) > 1 else None
     if comparison is not None:
         tables.append(comparison)
+    drawn: list[Path] = []
+    if figures is not None:
+        compared = comparison_charts(measurement, results, baseline) if comparison is not None else []
+        for chart in (*report.charts, *compared):
+            for kind in formats if not chart.is_empty() else ():
+                drawn.append(save(draw(chart), figures / "figures" / f"{chart.name}.{kind}"))
+    if as_json:
+        measured = {
+            name: {"complete": result.complete, "planned": result.planned, "summary": result.summary}
+            for name, result in results
+        }
+        compared_json = [] if comparison is None else tables_json([comparison])
+        show_json({"models": measured, "comparison": compared_json, "figures": drawn})
+        return
     show(*(rich_table(table) for table in tables))
     if comparison is None and len(results) > 1 and measurement.pairs(results[0][1].units):
         print("Not compared by document: documents, or the tokens they are read as, differ.")
     for name, result in results:
         if not result.complete:
             print(f"{name}: {len(result.units):,} of {result.planned:,} documents or samples")
-    if figures is not None:
-        compared = comparison_charts(measurement, results, baseline) if comparison is not None else []
-        for chart in (*report.charts, *compared):
-            for kind in formats if not chart.is_empty() else ():
-                print(save(draw(chart), figures / "figures" / f"{chart.name}.{kind}"))
+    for path in drawn:
+        print(path)
 
 
 def distinct_names(paths: tuple[Path, ...] | list[Path]) -> list[str]:

@@ -13,7 +13,7 @@ import tyro
 
 from sdm import __version__
 from sdm.cli.command import Command
-from sdm.cli.display import show
+from sdm.cli.display import show, show_json
 from sdm.errors import UserError
 
 PACKAGES = ("torch", "transformers", "tokenizers", "safetensors", "numpy", "triton", "lm_eval", "vllm")
@@ -28,26 +28,33 @@ class Info(Command):
     """A run's folder or a model's folder."""
     context: int = 8192
     """Tokens of context at which costs per token are given."""
+    json: bool = False
+    """Print JSON instead of a table."""
 
     def run(self) -> None:
         """Print the tables."""
         if self.context < 0:
             raise UserError(f"--context must not be negative, got {self.context}")
         if self.model is None:
+            if self.json:
+                return show_json(dict(environment()))
             for name, value in environment():
                 print(f"{name:14} {value}")
-            return
+            return None
         from sdm import ops
-        from sdm.analysis.model_tables import model_table
+        from sdm.analysis.model_tables import model_costs, model_table
         from sdm.ops.triton.availability import description
         from sdm.run.model import SavedModel
 
         config = SavedModel(self.model).config()
+        if self.json:
+            return show_json(model_costs(config, self.context) | {"backends": ops.available_backends()})
         show(model_table(config, self.context))
         print(f"backend: {config.backend}; available here: {', '.join(ops.available_backends())}")
         if "native" not in ops.available_backends():
             print("the compiled core is not installed: CPUs run the slower backend chunked")
         print(f"kernels for GPUs: {description()}")
+        return None
 
 
 def environment() -> list[tuple[str, str]]:

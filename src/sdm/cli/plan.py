@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from sdm.cli.command import Command
-from sdm.cli.display import show
+from sdm.cli.display import show, show_json
 from sdm.errors import UserError
 
 # Beyond these a plan means nothing: no machine is as large, and sizes no longer fit into 64 bits.
@@ -45,6 +45,8 @@ class Plan(Command):
     """Keep the weights of a block from forward to backward, as `compute.mesh.keep_weights` does."""
     shown: int = 8
     """Meshes to show of those that fit, fastest first, and as many of those that do not."""
+    json: bool = False
+    """Print all meshes as JSON instead of tables."""
 
     def run(self) -> None:
         """Print the tables."""
@@ -63,7 +65,7 @@ class Plan(Command):
                 f"--rows = {self.rows} is more than the {self.batch_tokens // self.sequence_length} rows of a step of "
                 f"--batch-tokens = {self.batch_tokens}; lower it"
             )
-        from sdm.analysis.plan_table import plan_tables
+        from sdm.analysis.plan_table import plan_rows, plan_tables
         from sdm.reproduce.plan import plans
 
         made = plans(
@@ -78,4 +80,7 @@ class Plan(Command):
             self.checkpointing,
             self.keep_weights,
         )
-        show(*plan_tables(made, self.shown))
+        if self.json:
+            show_json(plan_rows(made))
+        else:
+            show(*plan_tables(made, self.shown))

@@ -9,13 +9,14 @@ from typing import TYPE_CHECKING, Annotated, Literal
 import tyro
 
 from sdm.cli.command import Command
+from sdm.cli.display import tables_json
 from sdm.errors import UserError
 from sdm.signals import CONTINUES
 
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from sdm.analysis.pages import Page
+    from sdm.analysis.pages import Finding, Page
     from sdm.reproduce.study import Study
 
 
@@ -29,13 +30,15 @@ class Quick:
     """Runs at a time, one thread each."""
     report_only: bool = False
     """Run nothing, and write the page from the runs that are there."""
+    json: bool = False
+    """Print the findings as JSON instead of tables."""
 
     def run(self) -> None:
         """Run the study and print its findings."""
         from sdm.reproduce.quick import quick_study
 
         hint = f"Try:  sdm generate {self.output / 'code-sdm'} --prompt 'def '"
-        _run(quick_study(), self.output, self.processes, self.report_only, hint)
+        _run(quick_study(), self.output, self.processes, self.report_only, self.json, hint)
 
 
 @dataclass(frozen=True)
@@ -48,12 +51,14 @@ class Mini:
     """Runs at a time, one thread each."""
     report_only: bool = False
     """Run nothing, and write the page from the runs that are there."""
+    json: bool = False
+    """Print the findings as JSON instead of tables."""
 
     def run(self) -> None:
         """Run the study and print its findings."""
         from sdm.reproduce.mini import mini_study
 
-        _run(mini_study(), self.output, self.processes, self.report_only)
+        _run(mini_study(), self.output, self.processes, self.report_only, self.json)
 
 
 @dataclass(frozen=True)
@@ -75,6 +80,8 @@ class Crossover:
     """Also train every change of the recipe, to 512 steps at the smallest width."""
     report_only: bool = False
     """Run nothing, and write the page from the runs that are there."""
+    json: bool = False
+    """Print the findings as JSON instead of tables."""
 
     def run(self) -> None:
         """Run the study and print its findings."""
@@ -87,7 +94,7 @@ class Crossover:
             if width % 32:
                 raise UserError(f"--widths must be multiples of 32, the size of a head, got {width}")
         study = crossover_study(self.widths, self.steps, self.seeds, self.ablations)
-        _run(study, self.output, self.processes, self.report_only)
+        _run(study, self.output, self.processes, self.report_only, self.json)
 
 
 @dataclass(frozen=True)
@@ -129,9 +136,9 @@ VERDICTS = {
 }
 
 
-def _run(study: Study, output: Path, processes: int, report_only: bool, hint: str = "") -> None:
+def _run(study: Study, output: Path, processes: int, report_only: bool, json: bool, hint: str = "") -> None:
     """Run a study, print its findings, and raise if a run failed."""
-    from sdm.cli.display import console
+    from sdm.cli.display import console, show_json
     from sdm.cli.study_progress import make_progress
     from sdm.reproduce.run_study import run_study
 
@@ -139,11 +146,25 @@ def _run(study: Study, output: Path, processes: int, report_only: bool, hint: st
         raise UserError(f"--processes must be at least 1, got {processes}")
     screen = console()
     report = run_study(study, output, processes, lambda jobs: make_progress(jobs, processes, screen), report_only)
+    if json:
+        show_json({"page": report.path, "findings": [_finding_json(finding) for finding in report.page.findings]})
+        return report.check()
     print_page(report.page, screen)
     screen.print(f"{report.path} has all of this with its figures.", markup=False, highlight=False, soft_wrap=True)
     if hint:
         screen.print(hint, markup=False, highlight=False, soft_wrap=True)
-    report.check()
+    return report.check()
+
+
+def _finding_json(finding: Finding) -> dict[str, object]:
+    return {
+        "title": finding.title,
+        "verdict": finding.verdict,
+        "found": finding.found,
+        "why": finding.why,
+        "notes": list(finding.notes),
+        "tables": tables_json(finding.tables),
+    }
 
 
 def print_page(page: Page, screen: Console) -> None:

@@ -36,13 +36,15 @@ class Scaling(Command):
     """Samples that the intervals rest on. None: 200,000, or 20,000 with an irreducible loss."""
     output: Path = Path("scaling")
     """The folder for scaling.json and the figure."""
+    json: bool = False
+    """Print what scaling.json holds instead of tables."""
 
     def run(self) -> None:
         """Fit the laws, print tables and write scaling.json and the figure."""
         from sdm.analysis.draw import draw, save
         from sdm.analysis.ladder_laws import fit_ladders, law_chart, law_tables
         from sdm.analysis.trained_runs import ladders, trained_run
-        from sdm.cli.display import show
+        from sdm.cli.display import show, show_json
         from sdm.cli.eval_options import distinct_names
         from sdm.files import write_json
 
@@ -57,12 +59,15 @@ class Scaling(Command):
             if hold_out is not None and Path(hold_out).resolve() == path.resolve():
                 hold_out = name
         laws = fit_ladders(ladders(runs), hold_out, self.form, self.bootstrap)
-        show(*law_tables(laws))
+        content = {"loss": self.loss, "form": self.form, "models": {law.name: law.describe() for law in laws}}
         with explained(f"cannot write --output {self.output}"):
             self.output.mkdir(parents=True, exist_ok=True)
-            content = {"loss": self.loss, "form": self.form, "models": {law.name: law.describe() for law in laws}}
             write_json(self.output / "scaling.json", content)
             figure = draw(law_chart(laws, _LABELS[self.loss]))
             paths = [save(figure, self.output / f"scaling.{suffix}") for suffix in ("png", "svg")]
+        if self.json:
+            return show_json(content)
+        show(*law_tables(laws))
         for path in (self.output / "scaling.json", *paths):
             print(path)
+        return None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -27,11 +28,13 @@ class State(Command):
     """show: the text that the state has read, to tell when each slot was last written."""
     tokens: tuple[int, ...] = ()
     """The same text as token ids, for a model without a tokenizer."""
+    json: bool = False
+    """Print JSON instead of a table."""
 
     def run(self) -> None:
         """Load the files, which must be of this model, and print a table."""
         from sdm.analysis.tables import rich_table
-        from sdm.cli.display import show
+        from sdm.cli.display import show, show_json
         from sdm.models import MemoryState
         from sdm.run.model import SavedModel
 
@@ -42,8 +45,11 @@ class State(Command):
         for file in self.files:
             with explained(f"cannot read {file}"):
                 states.append(MemoryState.load(file, model))
+        if self.json:
+            return show_json(self._layers(model, states[0]) if self.action == "show" else _differences(*states))
         table = self._shown(model, saved.folder, states[0]) if self.action == "show" else self._compared(*states)
         show(rich_table(table))
+        return None
 
     def check_options(self) -> None:
         """Refuse what cannot work before anything is loaded."""
@@ -59,6 +65,12 @@ class State(Command):
             raise UserError("give either --prompt or --tokens")
         if self.action == "diff" and (self.prompt is not None or self.tokens):
             raise UserError("--prompt and --tokens belong to `sdm state show`")
+
+    def _layers(self, model: Any, state: Any) -> dict[str, object]:
+        from sdm.models.state_summary import summarize_state
+
+        layers = [dataclasses.asdict(layer) for layer in summarize_state(state, model)]
+        return {"tokens": len(state), "pending": list(state.pending), "layers": layers}
 
     def _shown(self, model: Any, folder: Path, state: Any) -> Any:
         import torch
@@ -123,6 +135,19 @@ class State(Command):
             if not 0 <= token < vocab_size:
                 raise UserError(f"tokens must lie within 0 ... {vocab_size - 1}, got {token}")
         return ids or None
+
+
+def _differences(first: Any, second: Any) -> dict[str, object]:
+    layers = [
+        {
+            "layer": index,
+            "slots": len(changes),
+            "norm": float(changes.change.norm()),
+            "largest": float(changes.change.max()) if len(changes) else 0.0,
+        }
+        for index, changes in first.diff(second).items()
+    ]
+    return {"tokens": [len(first), len(second)], "layers": layers}
 
 
 def _age(last_HN: Any, tokens: int) -> str:

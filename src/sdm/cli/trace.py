@@ -33,6 +33,8 @@ class Trace(Command):
     """Replace an existing page."""
     max_tokens: int = 4096
     """Trace so many tokens at most; a longer text is refused."""
+    json: bool = False
+    """Print JSON instead of a table."""
 
     def run(self) -> None:
         """Trace the text, write the page and print what each layer reads most."""
@@ -41,7 +43,7 @@ class Trace(Command):
         from sdm.analysis.tables import rich_table
         from sdm.analysis.trace_page import write_trace_page
         from sdm.analysis.tracing import trace
-        from sdm.cli.display import show
+        from sdm.cli.display import show, show_json
         from sdm.cli.generate import load_tokenizer
         from sdm.evaluation.report import Table
         from sdm.models import MemoryState, SDMCache
@@ -77,25 +79,37 @@ class Trace(Command):
             result = trace(model, torch.tensor(ids), state=state)
         with explained(f"cannot write {self.output}"):
             write_trace_page(result, self.output, tokenizer, f"{self.model.name}: which tokens are read")
-        rows = []
+        layers = []
         for layer in result.layers:
             distances, shares = layer.distances()
             total = shares.sum().clamp(min=1e-12)
-            far = float(shares[distances >= 64].sum() / total)
-            mean = float((distances * shares).sum() / total)
-            rows.append(
-                (
-                    str(layer.index),
-                    layer.layer_type,
-                    f"{mean:.1f}",
-                    f"{100 * far:.0f}%",
-                    f"{100 * float(layer.before_share().mean()):.0f}%",
-                    f"{layer.error:.0e}",
-                )
+            layers.append(
+                {
+                    "layer": layer.index,
+                    "type": layer.layer_type,
+                    "mean_distance": float((distances * shares).sum() / total),
+                    "share_from_64_on": float(shares[distances >= 64].sum() / total),
+                    "share_before_the_text": float(layer.before_share().mean()),
+                    "error": layer.error,
+                }
             )
+        if self.json:
+            return show_json({"tokens": len(result), "layers": layers, "page": self.output})
+        rows = [
+            (
+                str(layer["layer"]),
+                str(layer["type"]),
+                f"{layer['mean_distance']:.1f}",
+                f"{layer['share_from_64_on']:.0%}",
+                f"{layer['share_before_the_text']:.0%}",
+                f"{layer['error']:.0e}",
+            )
+            for layer in layers
+        ]
         columns = ("layer", "type", "mean distance", "64 or more back", "before", "error")
         show(rich_table(Table(f"{self.model}, {len(result)} tokens", columns, tuple(rows))))
         print(f"{self.output} shows which tokens each token reads")
+        return None
 
     def check_options(self) -> None:
         """Refuse what cannot work before anything is loaded."""

@@ -44,6 +44,8 @@ spreading over ranks, results.json, tables, figures, paired comparisons, exit co
 
 from __future__ import annotations
 
+import textwrap
+
 from sdm.errors import UserError, did_you_mean
 from sdm.evaluation.harness.measurement import Harness
 from sdm.evaluation.measurement import Measurement
@@ -73,8 +75,13 @@ def find(name: str) -> type[Measurement]:
 
 
 def listing() -> str:
-    """List the names, each with the first line of its description."""
-    width = max(map(len, MEASUREMENTS)) + 2
-    return "\n".join(
-        f"  {name:<{width}}{(kind.__doc__ or '').strip().splitlines()[0]}" for name, kind in MEASUREMENTS.items()
-    )
+    """List the names, each with the first line of its description, in 80 columns."""
+    width = max(map(len, MEASUREMENTS)) + 4
+    lines: list[str] = []
+    for name, kind in MEASUREMENTS.items():
+        summary = (kind.__doc__ or "").strip().splitlines()[0]
+        heading = f"  {name}".ljust(width)
+        lines += textwrap.wrap(
+            summary, 80, initial_indent=heading, subsequent_indent=" " * width, break_on_hyphens=False
+        )
+    return "\n".join(lines)

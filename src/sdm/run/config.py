@@ -172,6 +172,9 @@ class MonitorConfig:
     """Steps between two measurements on held-out data; 0: at the end only."""
     validation_batches: int = 8
     """Batches of a measurement; 0: never measure."""
+    sample_every: int = 0
+    """Steps between two samples of what the model writes, printed among the messages; 0: none. Needs text as data and
+    a single process."""
     display: Literal["auto", "live", "plain", "none"] = "auto"
     """A live display, plain lines, or nothing; "auto" is live on a terminal and plain elsewhere."""
     tensorboard: bool = False
@@ -188,6 +191,7 @@ class MonitorConfig:
             memory_every=self.memory_every,
             validate_every=self.validate_every,
             validation_batches=self.validation_batches,
+            sample_every=self.sample_every,
         )
 
 

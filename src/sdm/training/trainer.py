@@ -45,6 +45,7 @@ from sdm.training.guards import Guard
 from sdm.training.monitor import STEP_TOKENS, MemoryMonitor, Monitor, NoMonitor
 from sdm.training.optimizer import create_moments, learning_rate_factor, make_optimizer, set_learning_rate
 from sdm.training.parallel import check_rank_consistency, data_identity, process_identity, start
+from sdm.training.sampling import sample_text
 from sdm.training.stream_state import StreamState
 from sdm.training.train_state import (
     DataState,
@@ -105,6 +106,9 @@ class Trainer:
         self.held_out = self.ranks.local_rank0_first(lambda: self._open("valid")) if self._validates() else None
         check_rank_consistency(self.ranks, data_identity(self.data, self.held_out))
         self.tokenizer = getattr(self.data, "tokenizer", None)
+        if config.monitor.sample_every and (self.tokenizer is None or self.ranks.size > 1):
+            reason = "the data is no text" if self.tokenizer is None else f"there are {self.ranks.size} processes"
+            raise TrainingError(f"monitor.sample_every cannot be served, because {reason}; set it to 0")
         eos_id = None if self.tokenizer is None else self.tokenizer.eos_id
         model_config = config.model.build(self.data.vocab_size, eos_id)
         needs = lambda: memory_estimate.check(config, model_config, self.data, self.device, self.parallel.mesh)  # noqa: E731
@@ -251,6 +255,8 @@ class Trainer:
                 metrics |= self.statistics.take()
             if validate:
                 metrics |= self.validate()
+            if self.tokenizer is not None and monitor.sample_every and _due(step, monitor.sample_every, last):
+                self._info(f"a sample after step {step}: {sample_text(self.model, self.tokenizer, step)!r}")
         except _Interrupted:
             return None
         finally:

@@ -87,7 +87,7 @@ def runs_page(named: Sequence[tuple[str, Path]], command: str) -> Page:
         named: Names and folders of runs and results.
         command: The command that makes the page, to be shown on it.
     """
-    sources = [_read(name, path) for name, path in named]
+    sources = [read_source(name, path) for name, path in named]
     runs = [source for source in sources if source.run is not None]
     findings: list[Finding] = []
     if runs:
@@ -117,8 +117,8 @@ def _is_source(path: Path) -> bool:
         return False
 
 
-def _read(name: str, path: Path) -> Source:
-    """Read everything that can be read. Faults are noted, and do not hide the rest."""
+def read_source(name: str, path: Path) -> Source:
+    """Read everything that can be read of a folder. Faults are noted, and do not hide the rest."""
     if not Run(path).exists():
         source = Source(name)
         _read_results(source, path)
