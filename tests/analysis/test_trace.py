@@ -9,7 +9,7 @@ import sdm
 from sdm.analysis.tracing import trace
 from sdm.layers import SparseDeltaMemory
 
-KINDS = ["sliding_attention", "sdm", "gdn", "full_attention"]
+KINDS = ["sliding_attention", "sdm", "gdn", "mamba2", "full_attention"]
 
 
 def small_model(kinds: list[str] = KINDS, **fields: object) -> sdm.SDMForCausalLM:
@@ -100,6 +100,20 @@ def test_sources_and_shares() -> None:
         assert float(shares.sum()) == pytest.approx(rows_that_read)
 
 
+def test_survival_of_writes() -> None:
+    """What is left of a write is what the last reading of its own key finds; attention has no memory."""
+    result = trace(small_model(), torch.randint(0, 61, (30,)))
+    for layer in result.layers:
+        if layer.layer_type.endswith("attention"):
+            with pytest.raises(TypeError, match=f"block {layer.index} is {layer.layer_type}"):
+                layer.survival()
+            continue
+        left = layer.survival()
+        assert left.kept.shape == (30, layer.num_heads)
+        torch.testing.assert_close(left.kept[-1], torch.ones(layer.num_heads, dtype=torch.float64))
+        assert bool((left.decayed <= 1 + 1e-9).all())
+
+
 def test_threshold_reports_what_it_drops() -> None:
     model, ids = small_model(["sdm"]), torch.randint(0, 61, (30,))
     whole, cut = trace(model, ids).layers[0].reads.read_map, trace(model, ids, threshold=0.05).layers[0].reads.read_map
@@ -114,7 +128,7 @@ def test_bad_input() -> None:
     with pytest.raises(ValueError, match="layers must be blocks with a map"):
         trace(model, torch.zeros(3, dtype=torch.int64), layers=[7])
     with pytest.raises(ValueError, match="nothing to trace"):
-        trace(small_model(["mamba2"]), torch.zeros(3, dtype=torch.int64))
+        trace(small_model(["token_shift"]), torch.zeros(3, dtype=torch.int64))
     with pytest.raises(TypeError, match="SDMForCausalLM"):
         trace(torch.nn.Linear(2, 2), torch.zeros(3, dtype=torch.int64))
     with pytest.raises(IndexError, match="token must lie"):

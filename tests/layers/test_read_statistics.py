@@ -5,8 +5,15 @@ from __future__ import annotations
 import pytest
 import torch
 
-from sdm.layers import SparseDeltaMemory
-from sdm.layers.read_statistics import before_share, distances, half_life, write_survival
+from sdm.layers import GatedDeltaNet, Mamba2, SparseDeltaMemory, read_statistics
+from sdm.layers.read_statistics import (
+    before_share,
+    distances,
+    half_life,
+    last_writes,
+    write_survival,
+    writes_left,
+)
 from sdm.layers.reads import layer_reads
 from sdm.ops import sparse_delta_rule
 from sdm.ops.sparse_delta_rule.inputs import Tokens
@@ -71,6 +78,61 @@ def test_survival_by_decay_alone() -> None:
     assert all(float(kept.max()) < 1e-6 for kept, _ in write_survival(whole, 25).values())  # overwritten at once
     closed = write_survival(same._replace(beta=torch.zeros_like(tokens.beta)), 25)
     assert all(bool(kept.isnan().all()) for kept, _ in closed.values())
+
+
+@pytest.mark.parametrize(("update", "decay_per_write"), [("delta", False), ("delta", True), ("slot", True)])
+@torch.no_grad()
+def test_left_of_every_write(update: str, decay_per_write: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """By brute force: token by token over dense tables, with another value of one token at a time."""
+    monkeypatch.setattr(read_statistics, "FOLLOWED", 7)  # several blocks, the last one shorter
+    tokens = random_tokens(30, update, decay_per_write)
+    left = writes_left(tokens, 25, update)
+    time, heads = tokens.beta.shape[1:]
+    log_decay = tokens.log_decay if decay_per_write else tokens.log_decay.unsqueeze(-1).expand(tokens.write_index.shape)
+    for write in range(time):
+        for head in range(heads):
+            table, alone = torch.zeros(25, dtype=torch.float64), torch.zeros(25, dtype=torch.float64)
+            last = torch.full((25,), -1)
+            for t in range(time):
+                index, key = tokens.write_index[0, t, head].long(), tokens.write_weight[0, t, head].double()
+                beta, value = float(tokens.beta[0, t, head]), float(t == write)
+                decayed = log_decay[0, t, head].double().exp() * table[index]
+                held = (key * decayed).sum() if update == "delta" else decayed
+                table[index] = decayed + key * beta * (value - held)
+                alone[index] = log_decay[0, t, head].double().exp() * alone[index] + key * beta * value
+                last[index] = t
+            size = float(tokens.beta[0, write, head]) * tokens.write_weight[0, write, head].double().norm()
+            assert float(left.kept[write, head]) == pytest.approx(float(table.norm() / size), rel=1e-4, abs=1e-6)
+            assert float(left.decayed[write, head]) == pytest.approx(float(alone.norm() / size), rel=1e-9)
+            assert int(left.slots[write, head]) == int((last == write).sum())
+            assert torch.equal(last_writes(tokens, 25)[head], last)
+
+
+@torch.no_grad()
+def test_left_of_writes_into_dense_memories() -> None:
+    """Every token writes all slots of a gated delta net; Mamba2 overwrites nothing."""
+    torch.manual_seed(0)
+    x = torch.randn(1, 20, 32)
+    for layer in (GatedDeltaNet(32, 2), Mamba2(32, 2)):
+        reads = layer_reads(layer, x)
+        assert reads.tokens is not None
+        assert reads.initial_state is not None
+        left = writes_left(reads.tokens, reads.initial_state.shape[-2], reads.update)
+        gates = reads.gates["forget"][0].double()
+        expected = torch.stack([gates[t + 1 :].prod(0) for t in range(20)])
+        torch.testing.assert_close(left.decayed, expected)
+        assert torch.equal(left.slots[:-1], torch.zeros_like(left.slots[:-1]))
+        assert torch.equal(left.kept, left.decayed) == isinstance(layer, Mamba2)
+
+
+def test_writes_with_closed_gates() -> None:
+    tokens = random_tokens(9)
+    closed = tokens._replace(beta=tokens.beta * (torch.arange(9) != 3).view(1, 9, 1))
+    left = writes_left(closed, 25)
+    assert left.kept[3].isnan().all()
+    assert left.decayed[3].isnan().all()
+    assert not left.kept[4:].isnan().any()
+    assert writes_left(Tokens(*(x[:, :0] for x in tokens)), 25).kept.shape == (0, 2)
 
 
 def test_short_texts_and_half_lives() -> None:

@@ -15,6 +15,7 @@ from sdm.layers import (
     ShiftedKeys,
     SlidingWindowAttention,
     SparseDeltaMemory,
+    TokenShift,
 )
 from sdm.layers.reads import Reads, has_reads, layer_reads
 
@@ -23,6 +24,8 @@ LAYERS: dict[str, Callable[[], nn.Module]] = {
     "slot rule": lambda: SparseDeltaMemory(32, 1, 64, num_writes=4, num_reads=6, update="slot", decay_per_write=True),
     "gdn": lambda: GatedDeltaNet(32, 2),
     "linear attention": lambda: GatedDeltaNet(32, 2, correction=False),
+    "mamba2": lambda: Mamba2(32, 2),
+    "grouped mamba2": lambda: Mamba2(32, 4, num_groups=2),
     "shifted sdm": lambda: ShiftedKeys(SparseDeltaMemory(32, num_slots=16, num_writes=4, num_reads=4)),
     "convolved gdn": lambda: ShiftedKeys(GatedDeltaNet(32, 2), taps=3),
     "full attention": lambda: FullAttention(32, 4, 2),
@@ -33,6 +36,9 @@ MASKS = {"whole": None, "padded": torch.tensor([[0] * 5 + [1] * 35, [1] * 30 + [
 
 def output(layer: nn.Module, x: Tensor, reads: Reads) -> Tensor:
     inner = layer.layer if isinstance(layer, ShiftedKeys) else layer
+    if isinstance(inner, Mamba2):
+        assert reads.tokens is not None
+        return inner._output(x, reads.readings.to(x.dtype), reads.tokens.value)
     return inner._output(x, reads.readings.to(x.dtype))
 
 
@@ -64,14 +70,16 @@ def test_attention_weights_sum_to_one() -> None:
     assert int((reads.read_map.dense()[0, 0, 19] > 0).sum()) == 7
 
 
-def test_a_wrong_part_shows_in_the_error() -> None:
-    reads = layer_reads(SparseDeltaMemory(32, num_slots=16, num_writes=4, num_reads=4), torch.randn(1, 20, 32))
+@pytest.mark.parametrize("name", LAYERS)
+def test_a_wrong_part_shows_in_the_error(name: str) -> None:
+    torch.manual_seed(0)
+    reads = layer_reads(LAYERS[name](), torch.randn(1, 20, 32))
     reads.delta[0, 3] *= 1.5
     assert reads.error() > 1e-3
 
 
 def test_layers_without_a_map_say_so() -> None:
-    layer = Mamba2(32)
+    layer = TokenShift(32)
     assert not has_reads(layer)
-    with pytest.raises(TypeError, match="Mamba2"):
+    with pytest.raises(TypeError, match="TokenShift"):
         layer_reads(layer, torch.randn(1, 4, 32))

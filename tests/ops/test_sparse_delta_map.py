@@ -8,7 +8,7 @@ from torch import Tensor
 
 from sdm.native import core
 from sdm.ops import sparse_delta_map, sparse_delta_rule
-from sdm.ops.sparse_delta_map import ReadMap, sparse_delta_writes
+from sdm.ops.sparse_delta_map import ReadMap, native, sparse_delta_writes
 
 BACKENDS = ["reference", *(["native"] if core is not None else [])]
 
@@ -124,3 +124,15 @@ def test_bad_input_is_refused() -> None:
     tokens[0][..., 1] = tokens[0][..., 0]
     with pytest.raises(ValueError, match="more than once"):
         sparse_delta_map(*tokens, num_slots=9)
+
+
+@pytest.mark.skipif(core is None, reason="needs the compiled core")
+def test_a_map_that_does_not_fit_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The pairs are counted before memory is taken for them."""
+    tokens = random_tokens(time=40)
+    pairs = len(sparse_delta_map(*tokens, num_slots=9).source)
+    monkeypatch.setattr(native, "available_memory", lambda device: 24.0 * pairs / 4)
+    with pytest.raises(ValueError, match=f"40 tokens has {pairs:,} pairs.*enough for about 20 tokens"):
+        sparse_delta_map(*tokens, num_slots=9, backend="native")
+    monkeypatch.setattr(native, "available_memory", lambda device: 24.0 * pairs)
+    assert len(sparse_delta_map(*tokens, num_slots=9, backend="native").source) == pairs

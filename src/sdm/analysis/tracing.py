@@ -12,7 +12,6 @@ Shapes: T time, H heads, D value channels, N slots, R reads.
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
@@ -20,14 +19,16 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from sdm.layers import GatedDeltaNet, ShiftedKeys, SparseDeltaMemory, read_statistics
+from sdm.layers import GatedDeltaNet, Mamba2, ShiftedKeys, read_statistics
 from sdm.layers.attention import GatedAttention
 from sdm.layers.memory_statistics import evaluating
+from sdm.layers.read_statistics import WritesLeft, writes_left
 from sdm.layers.reads import Reads, has_reads, layer_reads, memory_reads
 from sdm.layers.state import LayerState
 from sdm.models import MemoryState, SDMCache, SDMForCausalLM
 from sdm.models.modeling import SDMBlock
 from sdm.models.reads import captured_inputs
+from sdm.ops.checks import available_memory
 from sdm.ops.sparse_delta_map import sparse_delta_writes
 
 TOLERANCE = 1e-5
@@ -87,6 +88,16 @@ class LayerTrace:
         heads = [read_statistics.distances(self.reads, head) for head in range(self.num_heads)]
         return torch.cat([distance for distance, _ in heads]), torch.cat([share for _, share in heads])
 
+    def survival(self) -> WritesLeft:
+        """Compute how much of each write of the text is left after its last token, by decay and by overwriting.
+
+        Raises:
+            TypeError: for attention, which writes into no memory.
+        """
+        if self.reads.tokens is None or self.reads.initial_state is None:
+            raise TypeError(f"block {self.index} is {self.layer_type}, which has no memory that could lose a write")
+        return writes_left(self.reads.tokens, self.reads.initial_state.shape[-2], self.reads.update)
+
     @torch.no_grad()
     def without(self, tokens: Sequence[int], *, hold: bool = False) -> Tensor:
         """Compute the layer's readings [T,H,D] with the writes of some tokens left out.
@@ -118,12 +129,10 @@ class LayerTrace:
         changed = reads.tokens._replace(
             beta=reads.tokens.beta.masked_fill(silent, 0), log_decay=log_decay.masked_fill(mute, 0)
         )
-        mixer = self.mixer.layer if isinstance(self.mixer, ShiftedKeys) else self.mixer
-        if isinstance(mixer, GatedDeltaNet) and not mixer.correction:
+        if reads.update == "add":
             assert reads.initial_state is not None
             return memory_reads(changed, reads.initial_state, "add").readings[0]
-        update = mixer.update if isinstance(mixer, SparseDeltaMemory) else "delta"
-        return sparse_delta_writes(*changed, initial_state=reads.initial_state, update=update)[0][0]
+        return sparse_delta_writes(*changed, initial_state=reads.initial_state, update=reads.update)[0][0]
 
 
 @dataclass(frozen=True, eq=False)
@@ -171,7 +180,7 @@ def trace(
         threshold: leave out the pairs below this share of their row's mass; their mass is reported.
 
     Raises:
-        ValueError: if no layer can be traced, or the maps of attention would not fit into memory.
+        ValueError: if no layer can be traced, or the maps would not fit into memory; it says how many tokens would.
         ArithmeticError: if the parts of a layer's readings do not add up to the readings.
     """
     if not isinstance(model, SDMForCausalLM):
@@ -224,9 +233,9 @@ def _check_memory(blocks: Iterable[SDMBlock], time: int) -> None:
         mixer = block.mixer.layer if isinstance(block.mixer, ShiftedKeys) else block.mixer
         if isinstance(mixer, GatedAttention):
             heads = max(heads, 4 * mixer.num_heads)  # scores, weights and two copies of them
-        elif isinstance(mixer, GatedDeltaNet):
+        elif isinstance(mixer, GatedDeltaNet | Mamba2):
             heads += mixer.num_heads
-    available = os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") if hasattr(os, "sysconf") else 1 << 34
+    available = min(available_memory(torch.device("cpu")), 1e15)
     most = int((available / 2 / (12 * heads)) ** 0.5) if heads else time
     if time > most:
         raise ValueError(

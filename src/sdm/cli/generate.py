@@ -75,7 +75,7 @@ class Generate(Command):
         if not ids:
             raise UserError("nothing to continue: give --prompt or --tokens, or resume a --state")
         cache = SDMCache(model.config) if resumed is None else resumed.cache(model)
-        self.check_stream(model.config, prompt, cache.get_seq_length() + len(ids))
+        self.check_tokens(model.config, prompt)
         sampling: dict[str, Any] = {"do_sample": False}
         if self.temperature > 0:
             sampling = {"do_sample": True, "temperature": self.temperature, "top_k": self.top_k}
@@ -137,19 +137,12 @@ class Generate(Command):
                     f"--state must be in an existing folder that can be written to, got {str(self.state)!r}"
                 )
 
-    def check_stream(self, config: Any, prompt: list[int], length: int) -> None:
-        """Refuse tokens that the model does not know, and more of them than it takes."""
+    def check_tokens(self, config: Any, prompt: list[int]) -> None:
+        """Refuse tokens that the model does not know."""
         for token in prompt:
             if not 0 <= token < config.vocab_size:
                 option = "--tokens" if self.tokens else "--prompt"
                 raise UserError(f"{option} must be of tokens within 0 ... {config.vocab_size - 1}, got {token}")
-        # The model does not see the last new token.
-        length, limit = length + self.max_new_tokens - 1, config.max_position_embeddings
-        if limit is not None and length > limit:
-            raise UserError(
-                f"prompt and new tokens make a stream of {length}, but the model's max_position_embeddings is {limit}; "
-                "shorten the prompt or lower --max-new-tokens"
-            )
 
 
 def load_tokenizer(folder: Path) -> Any:

@@ -53,7 +53,7 @@ class Trace(Command):
         saved = SavedModel(self.model)
         model: Any = saved.load()
         tokenizer = load_tokenizer(saved.folder)
-        ids = self._ids(tokenizer, model.config.vocab_size)
+        ids = text_ids(self.model, self.prompt, self.tokens, tokenizer, model.config.vocab_size)
         state = None
         if self.state is not None:
             with explained("cannot go on from --state"):
@@ -122,25 +122,31 @@ class Trace(Command):
         if not self.output.parent.is_dir():
             raise UserError(f"--output must be in an existing folder, got {str(self.output)!r}")
 
-    def _ids(self, tokenizer: Any, vocab_size: int) -> list[int]:
-        if self.prompt is None:
-            ids = list(self.tokens)
-        elif tokenizer is None:
-            raise UserError(f"{str(self.model)!r} has no tokenizer; give the text as token ids with --tokens")
-        else:
-            text = self.prompt
-            try:
-                is_file = Path(self.prompt).is_file()
-            except (OSError, ValueError):  # a text that cannot be the name of a file
-                is_file = False
-            if is_file:
-                with explained(f"cannot read --prompt {self.prompt!r}"):
-                    text = Path(self.prompt).read_text(encoding="utf-8")
-            with explained("cannot tokenize --prompt"):
-                ids = tokenizer(text)["input_ids"]
-        if not ids:
-            raise UserError("the text to trace is empty")
-        for token in ids:
-            if not 0 <= token < vocab_size:
-                raise UserError(f"tokens must lie within 0 ... {vocab_size - 1}, got {token}")
-        return ids
+
+def text_ids(model: Path, prompt: str | None, tokens: tuple[int, ...], tokenizer: Any, vocab_size: int) -> list[int]:
+    """Return the token ids of a text that a user gives with --prompt, as a text or a file, or with --tokens.
+
+    Raises:
+        UserError: if the text cannot be read or tokenized, or has tokens that the model does not know.
+    """
+    if prompt is None:
+        ids = list(tokens)
+    elif tokenizer is None:
+        raise UserError(f"{str(model)!r} has no tokenizer; give the text as token ids with --tokens")
+    else:
+        text = prompt
+        try:
+            is_file = Path(prompt).is_file()
+        except (OSError, ValueError):  # a text that cannot be the name of a file
+            is_file = False
+        if is_file:
+            with explained(f"cannot read --prompt {prompt!r}"):
+                text = Path(prompt).read_text(encoding="utf-8")
+        with explained("cannot tokenize --prompt"):
+            ids = tokenizer(text)["input_ids"]
+    if not ids:
+        raise UserError("the text is empty: --prompt must have at least one token")
+    for token in ids:
+        if not 0 <= token < vocab_size:
+            raise UserError(f"tokens must lie within 0 ... {vocab_size - 1}, got {token}")
+    return ids

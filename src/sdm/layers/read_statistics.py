@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import math
 import warnings
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
@@ -17,6 +18,8 @@ from sdm.ops.sparse_delta_rule.inputs import Tokens
 
 SAMPLES = 16
 """Writes of a text whose survival is followed, evenly spread."""
+FOLLOWED = 64
+"""Writes that `writes_left` follows at a time, each in a channel of its own."""
 
 
 def contributions(reads: Reads, head: int, batch: int = 0) -> Tensor:
@@ -107,6 +110,88 @@ def write_survival(tokens: Tokens, num_slots: int, update: str = "delta") -> dic
         distance: (torch.stack([kept for kept, _ in pairs]).cpu(), torch.stack([decayed for _, decayed in pairs]).cpu())
         for distance, pairs in sorted(left.items())
     }
+
+
+@dataclass(frozen=True, eq=False)
+class WritesLeft:
+    """How much of each write of a text is left after its last token."""
+
+    kept: Tensor
+    """[T,H] the length of what is left of a write relative to the write. NaN for a write whose gate was closed."""
+    decayed: Tensor
+    """[T,H] the same by decay alone, had no later token overwritten anything."""
+    slots: Tensor
+    """[T,H] how many slots of a write no later token has written."""
+
+
+@torch.no_grad()
+def writes_left(tokens: Tokens, num_slots: int, update: str = "delta") -> WritesLeft:
+    """Compute how much of every write of a text is left at its end. Takes time proportional to T^2 W.
+
+    What is left of a write is the difference between the memory as it is and the memory had the token written the
+    value zero, for a value of length 1. By decay alone it is L_j(l,T) k_{l,j} in the slot j, with L_j(l,T) the product
+    of the decays of slot j after token l; the delta rule and the slot rule take something of it away, or move it.
+
+    Args:
+        tokens: of one text, [1,T,H,...].
+        num_slots: N.
+        update: "delta", "slot", or "add" for a memory that overwrites nothing.
+    """
+    key_THW = tokens.write_weight[0].double()
+    write_TH, decay_THW, is_last_THW = key_THW.norm(dim=-1), *_decay_after(tokens, num_slots)
+    closed = write_TH * tokens.beta[0].double() < 1e-6
+    decayed = (key_THW * decay_THW.exp()).norm(dim=-1) / write_TH
+    kept = decayed if update == "add" else _length_left(tokens, num_slots, update) / write_TH
+    kept, decayed = (share.masked_fill(closed, torch.nan).cpu() for share in (kept, decayed))
+    return WritesLeft(kept, decayed, is_last_THW.sum(-1).cpu())
+
+
+def last_writes(tokens: Tokens, num_slots: int) -> Tensor:
+    """Number the token of a text [1,T,H,...] that wrote each slot last, [H,N]; -1 for none."""
+    time = torch.arange(tokens.write_index.shape[1])
+    index_HTW = tokens.write_index[0].long().cpu().transpose(0, 1)
+    last_HN = torch.full((index_HTW.shape[0], num_slots), -1, dtype=torch.int64)
+    return last_HN.scatter_reduce(1, index_HTW.flatten(1), time.view(1, -1, 1).expand_as(index_HTW).flatten(1), "amax")
+
+
+def _decay_after(tokens: Tokens, num_slots: int) -> tuple[Tensor, Tensor]:
+    """Log of the decay of each slot of each write after it, and whether it is the last write of that slot, [T,H,W]."""
+    index_THW = tokens.write_index[0].long()
+    heads = index_THW.shape[1]
+    log_decay = tokens.log_decay[0].double()
+    amount = (log_decay if log_decay.dim() == 3 else log_decay.unsqueeze(-1)).expand(index_THW.shape).flatten()
+    place = (torch.arange(heads, device=index_THW.device).view(1, -1, 1) * num_slots + index_THW).flatten()
+    order = place.argsort(stable=True)  # the writes of a slot one after the other, in time
+    place, total = place[order], amount[order].cumsum(0)
+    is_last = torch.ones_like(place, dtype=torch.bool)
+    is_last[:-1] = place[1:] != place[:-1]
+    ends = is_last.nonzero().squeeze(1)
+    end = ends[torch.searchsorted(ends, torch.arange(len(place), device=place.device))]
+    after, last = torch.empty_like(total), torch.empty_like(is_last)
+    after[order], last[order] = total[end] - total, is_last
+    return after.view(index_THW.shape), last.view(index_THW.shape)
+
+
+def _length_left(tokens: Tokens, num_slots: int, update: str) -> Tensor:
+    """[T,H] length of what is left of each write of the value 1 / beta, by the op: a channel for each write."""
+    time, heads = tokens.beta.shape[1:]
+    names = ("write_weight", "beta", "log_decay", "read_weight")
+    followed = tokens._replace(
+        read_index=tokens.read_index[..., :1],
+        **{name: getattr(tokens, name).float() for name in names},
+    )
+    followed = followed._replace(read_weight=followed.read_weight[..., :1])
+    left = torch.zeros(time, heads, dtype=torch.float64, device=tokens.beta.device)
+    for start in range(0, time, FOLLOWED):
+        count = min(FOLLOWED, time - start)
+        place = torch.arange(count, device=left.device)
+        value = torch.zeros(1, time - start, heads, count, device=left.device)
+        value[0, place, :, place] = 1
+        piece = Tokens(*(x[:, start:] for x in followed._replace(value=followed.beta)))._replace(value=value)
+        memory = torch.zeros(1, heads, num_slots, count, device=left.device)
+        sparse_delta_rule_(memory, *piece, update=update)
+        left[start : start + count] = memory[0].double().norm(dim=1).T
+    return left / tokens.beta[0].double().clamp(min=torch.finfo(torch.float64).tiny)
 
 
 def half_life(distance: list[int], left: list[float]) -> float | None:

@@ -4,9 +4,9 @@ Every mixer of this package reads a weighted sum::
 
     readings[t] = before[t] + sum_{l <= t} S[t,l] delta[l]
 
-For a sparse delta memory and a gated delta net, delta is what a token writes, S the map of `sdm.ops.sparse_delta_map`,
-and `before` what is left of the initial state. For attention, delta is the value, S the attention weights, and `before`
-the part of keys and values that came with the state.
+For a sparse delta memory, a gated delta net and Mamba2, delta is what a token writes, S the map of
+`sdm.ops.sparse_delta_map`, and `before` what is left of the initial state. For attention, delta is the value, S the
+attention weights, and `before` the part of keys and values that came with the state.
 
 Shapes: B batch, T time, P keys before the first token, H heads, G key-value heads, K key channels, D value channels.
 """
@@ -21,6 +21,7 @@ from torch import Tensor, nn
 from sdm.layers.attention import GatedAttention, KeyValueState
 from sdm.layers.full_attention import FullAttention
 from sdm.layers.gated_delta_net import GatedDeltaNet
+from sdm.layers.mamba2 import Mamba2
 from sdm.layers.recurrent_state import RecurrentState
 from sdm.layers.shifted_keys import ShiftedKeys, ShiftedState
 from sdm.layers.sliding_window_attention import SlidingWindowAttention, unroll
@@ -30,6 +31,7 @@ from sdm.layers.streams import streams_of
 from sdm.ops.sparse_delta_map import ReadMap, sparse_delta_map, sparse_delta_writes
 from sdm.ops.sparse_delta_map.inputs import sparse_map
 from sdm.ops.sparse_delta_rule.inputs import Tokens
+from sdm.ops.state_space import state_space
 
 
 @dataclass(frozen=True, eq=False)
@@ -48,6 +50,8 @@ class Reads:
     """Addresses, gates and values of a memory; None for attention."""
     initial_state: Tensor | None = None
     """[B,H,N,D] the table of a memory before the first token; None for attention."""
+    update: str = ""
+    """How a memory writes: "delta", "slot", or "add" for a rule that does not look at what its key held before."""
     gates: dict[str, Tensor] = field(default_factory=dict)
     """[B,T,H] "input" (beta) and "forget" (the factor by which a token's slots decay) of a memory."""
     past_weight: Tensor | None = None
@@ -85,7 +89,8 @@ def layer_reads(
     """Take the readings of a layer apart.
 
     Args:
-        layer: SparseDeltaMemory, GatedDeltaNet, FullAttention, SlidingWindowAttention, or ShiftedKeys around one.
+        layer: SparseDeltaMemory, GatedDeltaNet, Mamba2, FullAttention, SlidingWindowAttention, or ShiftedKeys around
+            one.
         x: [B,T,hidden_size], what the layer is given.
         state: its state before the first token; None starts anew. It is not changed.
         attention_mask: [B,T], zero or False on padding.
@@ -105,7 +110,7 @@ def layer_reads(
         )
     if isinstance(layer, SparseDeltaMemory):
         return _sparse_memory_reads(layer, x, state, attention_mask, key_input, threshold)
-    if isinstance(layer, GatedDeltaNet):
+    if isinstance(layer, GatedDeltaNet | Mamba2):
         return _dense_memory_reads(layer, x, state, attention_mask, key_input, threshold)
     if isinstance(layer, GatedAttention):
         return _attention_reads(layer, x, state, attention_mask, threshold)
@@ -116,7 +121,7 @@ def has_reads(layer: nn.Module) -> bool:
     """Whether `layer_reads` can take the readings of this layer apart."""
     if isinstance(layer, ShiftedKeys):
         return has_reads(layer.layer)
-    return isinstance(layer, SparseDeltaMemory | GatedDeltaNet | GatedAttention)
+    return isinstance(layer, SparseDeltaMemory | GatedDeltaNet | Mamba2 | GatedAttention)
 
 
 def _sparse_memory_reads(
@@ -138,18 +143,23 @@ def _sparse_memory_reads(
 
 
 def _dense_memory_reads(
-    layer: GatedDeltaNet,
+    layer: GatedDeltaNet | Mamba2,
     x: Tensor,
     state: LayerState | None,
     attention_mask: Tensor | None,
     key_input: Tensor | None,
     threshold: float,
 ) -> Reads:
-    """A gated delta net is a sparse delta memory of K slots that every token writes and reads all."""
+    """Take a dense memory apart: it is a sparse one of K slots that every token writes and reads all."""
     assert state is None or isinstance(state, RecurrentState)
     streams = streams_of(x, attention_mask, None)
     aligned = streams.align(x)
-    projected = layer._project(aligned, None if key_input is None else streams.align(key_input))
+    if isinstance(layer, Mamba2):
+        if key_input is not None:
+            raise TypeError("Mamba2 takes no keys from another input, so it cannot be inside of ShiftedKeys")
+        projected = layer._project(aligned)
+    else:
+        projected = layer._project(aligned, None if key_input is None else streams.align(key_input))
     if layer.conv is not None:
         projected, _ = layer.conv(projected, None if state is None else state.tail, streams)
     beta, log_decay = layer._gates(aligned, streams.valid(x.shape[1]))
@@ -159,8 +169,8 @@ def _dense_memory_reads(
     tokens = Tokens(slots, key, value, beta, log_decay, slots, query)
     table = (layer.start_state(len(x)) if state is None else state).memory
     mask = None if attention_mask is None else attention_mask != 0
-    # Without the correction a write adds its value whatever its key held before.
-    update = "delta" if layer.correction else "add"
+    # Without the correction, and in Mamba2, a write adds its value whatever its key held before.
+    update = "delta" if isinstance(layer, GatedDeltaNet) and layer.correction else "add"
     return memory_reads(tokens, table, update, mask, threshold)
 
 
@@ -177,7 +187,8 @@ def memory_reads(
     Args:
         tokens: what the memory is told about each token, [B,T,H,...].
         table: [B,H,N,D] the memory before the first token.
-        update: "delta" or "slot"; or "add", a write that does not look at what its key held before.
+        update: "delta" or "slot"; or "add", a write that does not look at what its key held before, of tokens that
+            write and read all slots.
         mask: [B,T] booleans, False on padding.
         threshold: leave out the pairs below this share of their row's mass.
         backend: of `sdm.ops.sparse_delta_rule`.
@@ -190,14 +201,15 @@ def memory_reads(
     rule = "slot" if update == "slot" else "delta"
     read_map = sparse_delta_map(*tokens, num_slots=table.shape[-2], update=rule, threshold=threshold)
     before = read_map.apply_initial(table, tokens.read_index).to(table.dtype).to(table.device)
-    if update == "add":
+    if update == "add":  # a dense memory: every token writes and reads the slots in their order
         delta = tokens.beta.unsqueeze(-1) * tokens.value
-        readings = before + read_map.apply(delta.cpu()).to(before)
+        dense = tokens.read_weight, tokens.write_weight, tokens.value, tokens.beta, tokens.log_decay
+        readings, _ = state_space(*dense, initial_state=table)
     else:
         readings, delta, _ = sparse_delta_writes(*tokens, initial_state=table, update=rule, backend=backend)
     decay = tokens.log_decay if tokens.log_decay.dim() == 3 else tokens.log_decay.mean(-1)
     gates = {"input": tokens.beta, "forget": decay.exp()}
-    return Reads(read_map, delta, before, readings, tokens, table, gates)
+    return Reads(read_map, delta, before, readings, tokens, table, update, gates)
 
 
 def _attention_reads(

@@ -36,7 +36,7 @@ def attention_map(
     """Return the map of one mixer on x [B,T,hidden_size]. Nothing changes, and there is no gradient.
 
     Args:
-        mixer: any mixer. One without a map (Mamba2, token shift, product-key memory) gives a tensor without heads.
+        mixer: any mixer. One without a map (token shift, product-key memory) gives a tensor without heads.
         x: what the mixer is given.
         state: its state before x.
         mask: [B,T], False on padding.

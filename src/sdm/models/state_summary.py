@@ -1,6 +1,6 @@
 """What a `MemoryState` holds, layer by layer, in numbers to print.
 
-Shapes: B batch, T time, H heads, N slots, W writes.
+Shapes: T time, H heads, N slots.
 """
 
 from __future__ import annotations
@@ -12,10 +12,15 @@ import torch
 from torch import Tensor
 
 from sdm.layers.memory_statistics import evaluating, observed
+from sdm.layers.read_statistics import WritesLeft, last_writes, writes_left
 from sdm.layers.sparse_delta_memory import SparseDeltaMemory
+from sdm.models.cache import SDMCache
 from sdm.models.fingerprint import base_model
 from sdm.models.state import Memory, MemoryState, _tables
 from sdm.ops.sparse_delta_rule.inputs import Tokens
+
+SAME = 0.05
+"""Two memories of one text differ by less than this share of their change: rounding, not another text."""
 
 
 @dataclass(frozen=True)
@@ -68,29 +73,48 @@ def summarize_state(state: MemoryState, model: Any) -> list[LayerSummary]:
     return summaries
 
 
+@dataclass(frozen=True, eq=False)
+class LayerWrites:
+    """What a text wrote into an SDM layer, and what is left of it after its last token."""
+
+    last: Tensor
+    """[H,N] the token of the text that wrote each slot last; -1 for none."""
+    left: WritesLeft
+    """Of every write of the text."""
+
+
 @torch.no_grad()
-def last_written(model: Any, input_ids: Tensor) -> dict[int, Tensor]:
-    """Number the token of a text that wrote each slot last, [H,N] by the number of the SDM block; -1 for none.
+def stream_writes(
+    model: Any, input_ids: Tensor, since: MemoryState | None = None, expected: MemoryState | None = None
+) -> dict[int, LayerWrites]:
+    """Run a model on a text and tell what became of its writes, by the number of the SDM block.
 
     Args:
         model: an `sdm.SDMForCausalLM`.
-        input_ids: [T] or [1,T], one text from its beginning.
+        input_ids: [T] or [1,T], one text.
+        since: the state of an earlier text to go on from; None begins a new one. It is not changed.
+        expected: the state that the text must lead to, but for rounding; None takes any.
+
+    Raises:
+        ValueError: if the text leads to another state than the expected one.
     """
     base = base_model(model)
-    written: dict[SparseDeltaMemory, Tensor] = {}
-
-    def see(layer: SparseDeltaMemory, tokens: Tokens) -> None:
-        time = torch.arange(tokens.write_index.shape[1])
-        index_HTW = tokens.write_index[0].long().cpu().transpose(0, 1)
-        last_HN = torch.full((layer.num_heads, layer.num_slots), -1, dtype=torch.int64)
-        when = time.view(1, -1, 1).expand_as(index_HTW).flatten(1)
-        written[layer] = last_HN.scatter_reduce(1, index_HTW.flatten(1), when, "amax")
-
-    with evaluating(base), observed(base, see):
-        base(input_ids=input_ids.reshape(1, -1).to(base.device), use_cache=False)
-    return {
-        index: written[memory]
-        for index, block in enumerate(base.layers)
-        for memory in _tables(block.mixer).values()
-        if memory in written
-    }
+    observed_tokens: dict[SparseDeltaMemory, Tokens] = {}
+    cache = SDMCache(base.config) if since is None else since.cache(model)
+    with evaluating(base), observed(base, observed_tokens.__setitem__):
+        base(input_ids=input_ids.reshape(1, -1).to(base.device), past_key_values=cache, use_cache=True)
+    if expected is not None:
+        reached = MemoryState.from_cache(model, cache)
+        sizes = {layer.index: layer.norm for layer in summarize_state(expected, model)}
+        for index, rows in expected.diff(reached).items():
+            if float(rows.change.norm()) > SAME * max(sizes[index], 1e-12):
+                raise ValueError(
+                    f"the text is not what the state has read: it leads to another memory in layer {index}"
+                )
+    writes = {}
+    for index, block in enumerate(base.layers):
+        for memory in _tables(block.mixer).values():
+            tokens = observed_tokens[memory]
+            left = writes_left(tokens, memory.num_slots, memory.update)
+            writes[index] = LayerWrites(last_writes(tokens, memory.num_slots), left)
+    return writes

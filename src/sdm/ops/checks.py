@@ -7,6 +7,7 @@ that a compiled graph checks it too.
 from __future__ import annotations
 
 import itertools
+from pathlib import Path
 
 import torch
 from torch import Tensor
@@ -131,3 +132,23 @@ def check_no_gradients(name: str, functional: str, *tensors: Tensor) -> None:
             f"{name} updates its state in place and records no gradients: call it under torch.no_grad(), "
             f"or use {functional}"
         )
+
+
+def available_memory(device: torch.device) -> float:
+    """Return the bytes that are free now, within the limit of a container if there is one."""
+    if device.type == "cuda":
+        return float(torch.cuda.mem_get_info(device)[0])
+    free = float("inf")
+    try:
+        for line in Path("/proc/meminfo").read_text().splitlines():
+            if line.startswith("MemAvailable:"):
+                free = 1024.0 * int(line.split()[1])
+    except OSError:
+        return free
+    for limit, used in (("memory.max", "memory.current"),):
+        try:
+            group = Path("/sys/fs/cgroup")
+            free = min(free, float((group / limit).read_text()) - float((group / used).read_text()))
+        except (OSError, ValueError):  # no such file, or "max"
+            continue
+    return free

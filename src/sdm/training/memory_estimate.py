@@ -5,12 +5,12 @@ from __future__ import annotations
 import math
 import os
 from dataclasses import dataclass
-from pathlib import Path
 
 import torch
 
 from sdm.data.batch import BatchSource
 from sdm.models import SDMConfig, cost
+from sdm.ops.checks import available_memory
 from sdm.run.config import TrainConfig
 from sdm.run.errors import TrainingError
 from sdm.run.mesh import ONE, Mesh
@@ -101,23 +101,3 @@ def _activations(config: TrainConfig, model: SDMConfig, rows: int, length: int, 
         return 4 * (segment * (blocks * block + 4 * width) + between + logits) + tables
     kept = blocks * width + block if mode == "block" else blocks * block
     return 4 * (tokens * (kept + 4 * width) + logits) + tables
-
-
-def available_memory(device: torch.device) -> float:
-    """Return the bytes that are free now, within the limit of a container if there is one."""
-    if device.type == "cuda":
-        return float(torch.cuda.mem_get_info(device)[0])
-    free = float("inf")
-    try:
-        for line in Path("/proc/meminfo").read_text().splitlines():
-            if line.startswith("MemAvailable:"):
-                free = 1024.0 * int(line.split()[1])
-    except OSError:
-        return free
-    for limit, used in (("memory.max", "memory.current"),):
-        try:
-            group = Path("/sys/fs/cgroup")
-            free = min(free, float((group / limit).read_text()) - float((group / used).read_text()))
-        except (OSError, ValueError):  # no such file, or "max"
-            continue
-    return free

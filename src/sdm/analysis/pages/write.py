@@ -6,7 +6,7 @@ import contextlib
 import csv
 import io
 import re
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 
 from matplotlib.figure import Figure
@@ -50,7 +50,7 @@ def _draw_all(page: Page) -> dict[int, Drawn]:
 
 
 def _draw(illustration: Illustration, stem: str) -> Drawn:
-    files = {f"data/{stem}.csv": csv_text(illustration).encode(errors="backslashreplace")}
+    files = {f"data/{stem}.csv": csv_text(illustration.columns, illustration.rows).encode(errors="backslashreplace")}
     try:
         figure = illustration.figure if isinstance(illustration.figure, Figure) else draw(illustration.figure)
         made = {kind: render(figure, kind) for kind in ("svg", "png")}
@@ -76,12 +76,12 @@ def _fitting(page: Page, drawn: dict[int, Drawn]) -> bytes:
         drawn[key].kind = "png"
 
 
-def csv_text(illustration: Illustration) -> str:
-    """Return the data of an illustration as CSV."""
+def csv_text(columns: Sequence[str], rows: Iterable[Sequence[Cell]]) -> str:
+    """Return a table as CSV that a spreadsheet takes for data, whatever the text in it."""
     file = io.StringIO()
     writer = csv.writer(file, lineterminator="\n")
-    writer.writerow(map(_cell, illustration.columns))
-    writer.writerows([_cell(value) for value in row] for row in illustration.rows)
+    writer.writerow(map(_cell, columns))
+    writer.writerows([_cell(value) for value in row] for row in rows)
     return file.getvalue()
 
 

@@ -8,6 +8,7 @@ import torch
 
 from sdm.native import call_core, missing_because
 from sdm.ops.backends import Backend
+from sdm.ops.checks import available_memory
 from sdm.ops.sparse_delta_map.inputs import MapCall, ReadMap
 
 
@@ -49,10 +50,22 @@ def sparse_delta_map_native(call: MapCall) -> ReadMap:
     run(source=None, weight=None)
     torch.cumsum(row_pairs, 0, out=row_offsets[1:])
     pairs = int(row_offsets[-1])
+    _check_memory(pairs, time)
     source, weight = torch.empty(pairs, dtype=torch.int32), torch.empty(pairs, dtype=torch.float64)
     if pairs:
         run(source=source, weight=weight)
     return ReadMap((batch, heads, time), row_offsets, source, weight, initial_weight, dropped)
+
+
+def _check_memory(pairs: int, time: int) -> None:
+    """Refuse a map that would take more than half of the free memory: it and a copy of it would not fit."""
+    needed, free = 12.0 * pairs, available_memory(torch.device("cpu"))
+    if 2 * needed > free:
+        most = int(time * (free / (2 * needed)) ** 0.5)
+        raise ValueError(
+            f"a map of {time} tokens has {pairs:,} pairs, which take {needed / 1e9:.3g} GB; {free / 1e9:.3g} GB are "
+            f"free, enough for about {most:,} tokens: take fewer, or fewer heads or layers at a time"
+        )
 
 
 def _unsupported_reason(call: MapCall) -> str | None:
