@@ -108,7 +108,9 @@ def save(figure: Figure, path: Path) -> Path:
     """
     kind = path.suffix.lower().removeprefix(".")
     if kind not in FORMATS:
-        raise ValueError(f"the suffix must be one of {', '.join(f'.{one}' for one in FORMATS)}, got {path.name!r}")
+        raise ValueError(
+            f"the suffix must be one of {', '.join(f'.{suffix}' for suffix in FORMATS)}, got {path.name!r}"
+        )
     if path.is_dir():
         raise IsADirectoryError(f"{path} is a folder")
     path.parent.mkdir(parents=True, exist_ok=True)

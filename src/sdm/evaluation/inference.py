@@ -77,15 +77,15 @@ class Scorer:
             ids = input_ids if past is None else torch.cat([past.content, input_ids], 1)
             logits = self._model(ids, use_cache=False).logits[:, before:]
             return _cross_entropy(logits, targets), Past(ids, seen) if carry else None
-        content, found = None if past is None else past.content, []
+        content, nats = None if past is None else past.content, []
         size = max(16, LOGITS // (len(input_ids) * self._model.get_input_embeddings().weight.shape[0]))
         pieces = list(zip(input_ids.split(size, 1), targets.split(size, 1), strict=True))
         for number, (ids, wanted) in enumerate(pieces):
             keep = carry or number + 1 < len(pieces)
             output = self._model(ids, **_given(self._cache, content), use_cache=keep or content is not None)
             content = output[self._cache] if keep else None
-            found.append(_cross_entropy(output.logits, wanted))
-        return torch.cat(found, 1), Past(content, seen) if carry else None
+            nats.append(_cross_entropy(output.logits, wanted))
+        return torch.cat(nats, 1), Past(content, seen) if carry else None
 
 
 class Stream:
@@ -211,8 +211,8 @@ class Generator:
             answers: list[list[int]] = [[] for _ in prompts]
             for length in sorted(lengths):
                 places = [place for place, prompt in enumerate(prompts) if len(prompt) == length]
-                found = self([prompts[place] for place in places], max_new_tokens, stopped)
-                for place, answer in zip(places, found, strict=True):
+                group = self([prompts[place] for place in places], max_new_tokens, stopped)
+                for place, answer in zip(places, group, strict=True):
                     answers[place] = answer
             return answers
         rows = self._generate(prompts, max_new_tokens=max_new_tokens, stopped=stopped)[:, max(lengths) :].tolist()

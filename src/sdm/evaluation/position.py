@@ -131,18 +131,18 @@ class Position(TextMeasurement):
 
     def summary(self, results: Mapping[str, Result]) -> dict[str, Any]:
         """Mean and interval over documents of each range of positions."""
-        found = list(results.values())
-        edges = found[0]["edges"]
-        bins = [_bin(found, place, *edge) for place, edge in enumerate(itertools.pairwise(edges))]
-        tokens = sum(one["tokens"] for one in bins)
-        mean = sum(one["nll"] * one["tokens"] for one in bins) / tokens
+        documents = list(results.values())
+        edges = documents[0]["edges"]
+        bins = [_bin(documents, place, *edge) for place, edge in enumerate(itertools.pairwise(edges))]
+        tokens = sum(span["tokens"] for span in bins)
+        mean = sum(span["nll"] * span["tokens"] for span in bins) / tokens
         return {
             "positions": bins,
             "nll": mean,
             "perplexity": math.exp(min(mean, 700.0)),
             "tokens": tokens,
-            "documents": len(found),
-            "joined": max(one["joined"] for one in found) > 1,
+            "documents": len(documents),
+            "joined": max(document["joined"] for document in documents) > 1,
         }
 
     def report(self, summaries: Mapping[str, dict[str, Any]]) -> Report:
@@ -158,15 +158,17 @@ class Position(TextMeasurement):
     def pairs(self, results: Mapping[str, Result]) -> Pairs:
         """Nats per token and gain of each document, over all positions and by range."""
         pairs: Pairs = {}
-        for key, one in results.items():
-            tokens = one["edges"][-1]
-            pairs.setdefault("nats/token", {})[key] = sum(one["nll"]) / tokens, tokens
-            for place, (start, stop) in enumerate(itertools.pairwise(one["edges"])):
+        for key, document in results.items():
+            tokens = document["edges"][-1]
+            pairs.setdefault("nats/token", {})[key] = sum(document["nll"]) / tokens, tokens
+            for place, (start, stop) in enumerate(itertools.pairwise(document["edges"])):
                 at = pairs.setdefault(_quantity(stop), {})
-                at[key] = one["nll"][place] / (stop - start), 1.0
-        for key, one in results.items():
-            for place, (start, stop) in enumerate(itertools.pairwise(one["edges"]) if one["withheld"] else ()):
-                gain = one["withheld"][place] - one["nll"][place]
+                at[key] = document["nll"][place] / (stop - start), 1.0
+        for key, document in results.items():
+            for place, (start, stop) in enumerate(
+                itertools.pairwise(document["edges"]) if document["withheld"] else ()
+            ):
+                gain = document["withheld"][place] - document["nll"][place]
                 pairs.setdefault(f"{GAIN} to {stop:,}", {})[key] = gain / (stop - start), 1.0
         return pairs
 
@@ -233,17 +235,17 @@ def score_by_position(
     for start in range(0, time, step):
         stop = min(start + step, time)
         ids, targets = rows[:, start:stop].long(), rows[:, start + 1 : stop + 1].long()
-        found, past = lm.nll(ids, targets, past, carry=stop < time)
-        full.add(found, start)
-        withheld.add(found[:, : max(0, whole - start)], start)
+        nats, past = lm.nll(ids, targets, past, carry=stop < time)
+        full.add(nats, start)
+        withheld.add(nats[:, : max(0, whole - start)], start)
         done += ids.numel()
         partial(done)
     if reach is None:
         return full.sums(), None
     for number, row in enumerate(rows):
-        for starts, found in _withheld(lm, row, range(whole, time, block), block, reach):
-            for start, one in zip(starts, found, strict=True):
-                withheld.add(one[: time - start].unsqueeze(0), start, number)
+        for starts, nats in _withheld(lm, row, range(whole, time, block), block, reach):
+            for start, block_nats in zip(starts, nats, strict=True):
+                withheld.add(block_nats[: time - start].unsqueeze(0), start, number)
             done += len(starts) * (1 + reach + block)
             partial(done)
     return full.sums(), withheld.sums()
@@ -276,8 +278,8 @@ def _withheld(
             windows[place, 0] = lm.start_id
             windows[place, 1 : 1 + len(piece)] = piece
         # Behind the end of the document there is token 0, which is not counted.
-        found, _ = lm.nll(windows[:, :-1], windows[:, 1:])
-        yield some, found[:, 1 + reach :]
+        nats, _ = lm.nll(windows[:, :-1], windows[:, 1:])
+        yield some, nats[:, 1 + reach :]
 
 
 class _Bins:
@@ -331,10 +333,10 @@ def _tokens(store: TokenStore, parts: Sequence[int], count: int) -> Tensor:
 def _bin(results: list[Result], place: int, start: int, stop: int) -> dict[str, Any]:
     """The mean over documents of one stretch of positions."""
     size = stop - start
-    values = [one["nll"][place] / size for one in results]
+    values = [document["nll"][place] / size for document in results]
     mean = weighted_mean(values)
     deviation = math.sqrt(sum((x - mean.value) ** 2 for x in values) / max(len(values) - 1, 1))
-    found = {
+    span = {
         "start": start,
         "stop": stop,
         "nll": mean.value,
@@ -343,10 +345,10 @@ def _bin(results: list[Result], place: int, start: int, stop: int) -> dict[str, 
         "low": mean.low,
         "high": mean.high,
     }
-    if all(one["withheld"] is not None for one in results):
-        gain = weighted_mean([(one["withheld"][place] - one["nll"][place]) / size for one in results])
-        found |= {"gain": gain.value, "gain_low": gain.low, "gain_high": gain.high}
-    return found
+    if all(document["withheld"] is not None for document in results):
+        gain = weighted_mean([(document["withheld"][place] - document["nll"][place]) / size for document in results])
+        span |= {"gain": gain.value, "gain_low": gain.low, "gain_high": gain.high}
+    return span
 
 
 def _tables(summaries: Mapping[str, dict[str, Any]]) -> list[Table]:
@@ -380,14 +382,14 @@ def _chart(
     keys: tuple[str, str, str] = ("nll", "low", "high"),
     scale: Callable[[float], float] = lambda x: x,
 ) -> Chart:
-    def point(one: dict[str, Any]) -> Point:
-        y, low, high = (None if one[key] is None else scale(one[key]) for key in keys)
+    def point(span: dict[str, Any]) -> Point:
+        y, low, high = (None if span[key] is None else scale(span[key]) for key in keys)
         assert y is not None
         # Between documents intervals are wide: those of several models would hide the curves.
-        return Point(_middle(one), y, low, high) if len(summaries) == 1 else Point(_middle(one), y)
+        return Point(_middle(span), y, low, high) if len(summaries) == 1 else Point(_middle(span), y)
 
     curves = {
-        model: [point(one) for one in summary["positions"] if keys[0] in one] for model, summary in summaries.items()
+        model: [point(span) for span in summary["positions"] if keys[0] in span] for model, summary in summaries.items()
     }
     curves = {model: points for model, points in curves.items() if points}
     if any(point.low is not None for points in curves.values() for point in points):  # one document has no interval

@@ -59,9 +59,9 @@ class Recall(Measurement):
         def measure(batch: Sequence[Unit]) -> Iterator[Result]:
             size: Size = batch[0].payload[0]
             fixed = {"task": task.name, "title": task.title, "axis": task.axis, "trained_on": trained}
-            found = ask(lm, task, size, [unit.payload[1] for unit in batch])
-            for one in found:
-                yield fixed | {"size": size.number, "state": states[size.number]} | one
+            rows = ask(lm, task, size, [unit.payload[1] for unit in batch])
+            for row in rows:
+                yield fixed | {"size": size.number, "state": states[size.number]} | row
 
         return Plan(units, measure, {"task": task.name, **task.data}, batch=ROWS)
 
@@ -91,13 +91,13 @@ class Recall(Measurement):
     def summary(self, results: Mapping[str, Result]) -> dict[str, Any]:
         """Accuracy by size, with intervals and the size of the state."""
         by_size: dict[int, list[Result]] = {}
-        for one in results.values():
-            by_size.setdefault(one["size"], []).append(one)
+        for row in results.values():
+            by_size.setdefault(row["size"], []).append(row)
         first = next(iter(results.values()))
-        sizes = {str(size): _summed(found) for size, found in by_size.items()}
+        sizes = {str(size): _summed(rows) for size, rows in by_size.items()}
         return {
             **{key: first[key] for key in ("task", "title", "axis", "trained_on")},
-            "accuracy": {size: one["accuracy"] for size, one in sizes.items()},
+            "accuracy": {size: entry["accuracy"] for size, entry in sizes.items()},
             "sizes": sizes,
         }
 
@@ -107,10 +107,10 @@ class Recall(Measurement):
 
     def pairs(self, results: Mapping[str, Result]) -> Pairs:
         """Accuracy of each row, by size."""
-        found: Pairs = {}
-        for key, one in results.items():
-            found.setdefault(f"accuracy at {one['size']}", {})[key] = (one["right"] / one["asked"], one["asked"])
-        return found
+        pairs: Pairs = {}
+        for key, row in results.items():
+            pairs.setdefault(f"accuracy at {row['size']}", {})[key] = (row["right"] / row["asked"], row["asked"])
+        return pairs
 
 
 def ask(lm: EvalModel, task: Task, size: Size, numbers: Sequence[int]) -> list[dict[str, Any]]:
@@ -120,27 +120,29 @@ def ask(lm: EvalModel, task: Task, size: Size, numbers: Sequence[int]) -> list[d
     wanted = targets != IGNORED
     answers = lm.predict(ids, wanted)
     right = answers == targets[wanted]
-    found = []
+    results = []
     start = 0
     for row in rows:
         place = slice(start, start + row.batch.num_targets)
         start = place.stop
         if task.name == TEXT_NEEDLE:
             assert row.depth is not None
-            one: dict[str, Any] = {
+            result: dict[str, Any] = {
                 "right": int(right[place].all()),
                 "asked": 1,
                 "tokens": float(right[place].float().mean()),
             }
-            one["depths"] = [[_part(float(row.depth[0])), one["right"], 1]]
+            result["depths"] = [[_part(float(row.depth[0])), result["right"], 1]]
         else:
-            one = {"right": int(right[place].sum()), "asked": row.batch.num_targets}
+            result = {"right": int(right[place].sum()), "asked": row.batch.num_targets}
             if row.depth is not None:
-                one["depths"] = [[_part(x), int(y), 1] for x, y in zip(row.depth.tolist(), right[place], strict=True)]
+                result["depths"] = [
+                    [_part(x), int(y), 1] for x, y in zip(row.depth.tolist(), right[place], strict=True)
+                ]
             if row.former is not None:
-                one["former"] = int((answers[place].unsqueeze(-1) == row.former).any(-1).sum())
-        found.append(one)
-    return found
+                result["former"] = int((answers[place].unsqueeze(-1) == row.former).any(-1).sum())
+        results.append(result)
+    return results
 
 
 def _part(depth: float) -> int:
@@ -148,32 +150,32 @@ def _part(depth: float) -> int:
 
 
 def _summed(rows: Sequence[Result]) -> dict[str, Any]:
-    found = proportion([one["right"] for one in rows], [one["asked"] for one in rows])
+    mean = proportion([row["right"] for row in rows], [row["asked"] for row in rows])
     summary = {
-        "accuracy": found.value,
-        "low": found.low,
-        "high": found.high,
-        "asked": found.asked,
+        "accuracy": mean.value,
+        "low": mean.low,
+        "high": mean.high,
+        "asked": mean.asked,
         "rows": len(rows),
         "state": rows[0]["state"],
     }
     if "former" in rows[0]:
-        summary["former"] = sum(one["former"] for one in rows) / found.asked
+        summary["former"] = sum(row["former"] for row in rows) / mean.asked
     if "tokens" in rows[0]:
-        summary["tokens"] = sum(one["tokens"] for one in rows) / len(rows)
+        summary["tokens"] = sum(row["tokens"] for row in rows) / len(rows)
     if "depths" in rows[0]:
-        summary["depths"] = _by_depth([entry for one in rows for entry in one["depths"]])
+        summary["depths"] = _by_depth([entry for row in rows for entry in row["depths"]])
     return summary
 
 
 def _by_depth(entries: Sequence[Sequence[int]]) -> dict[str, Any]:
-    found = {}
+    parts = {}
     for part in range(DEPTHS):
         right, asked = ([entry[place] for entry in entries if entry[0] == part] for place in (1, 2))
         if asked:
-            one = proportion(right, asked)
-            found[str(part)] = {"accuracy": one.value, "low": one.low, "high": one.high, "asked": one.asked}
-    return found
+            mean = proportion(right, asked)
+            parts[str(part)] = {"accuracy": mean.value, "low": mean.low, "high": mean.high, "asked": mean.asked}
+    return parts
 
 
 def recall_report(summaries: Mapping[str, dict[str, Any]]) -> Report:
@@ -194,7 +196,7 @@ def _tables(summaries: Mapping[str, dict[str, Any]]) -> list[Table]:
     for name, summary in summaries.items():
         cells = [_cell(summary["sizes"].get(str(size))) for size in sizes]
         rows.append((name, *cells, _state(summary)))
-        if any("former" in one for one in summary["sizes"].values()):
+        if any("former" in entry for entry in summary["sizes"].values()):
             share = (summary["sizes"].get(str(size), {}).get("former") for size in sizes)
             rows.append(("  a former value instead", *(_percent(value) for value in share), ""))
     by = "the number of pairs K" if letter == "K" else "the length T in tokens"
@@ -208,14 +210,14 @@ def _tables(summaries: Mapping[str, dict[str, Any]]) -> list[Table]:
 def _depths(summaries: Mapping[str, dict[str, Any]], size: int) -> Table | None:
     rows, parts = [], 0
     for name, summary in summaries.items():
-        found = summary["sizes"].get(str(size), {}).get("depths")
-        if found:
-            parts = max(parts, *(int(part) + 1 for part in found))
-            rows.append((name, found))
+        depths = summary["sizes"].get(str(size), {}).get("depths")
+        if depths:
+            parts = max(parts, *(int(part) + 1 for part in depths))
+            rows.append((name, depths))
     if not rows:
         return None
     columns = ("model", *(f"{part / parts:.0%}-{(part + 1) / parts:.0%}" for part in range(parts)))
-    cells = [(name, *(_cell(found.get(str(part))) for part in range(parts))) for name, found in rows]
+    cells = [(name, *(_cell(depths.get(str(part))) for part in range(parts))) for name, depths in rows]
     return Table(f"By the place of the needle, T={size}", columns, cells)
 
 
@@ -223,8 +225,8 @@ def _charts(summaries: Mapping[str, dict[str, Any]], task: str) -> list[Chart]:
     first = next(iter(summaries.values()))
     curves = {
         name: [
-            Point(int(size), one["accuracy"], one["low"], one["high"])
-            for size, one in sorted(summary["sizes"].items(), key=lambda entry: int(entry[0]))
+            Point(int(size), entry["accuracy"], entry["low"], entry["high"])
+            for size, entry in sorted(summary["sizes"].items(), key=lambda pair: int(pair[0]))
         ]
         for name, summary in summaries.items()
     }
@@ -232,8 +234,10 @@ def _charts(summaries: Mapping[str, dict[str, Any]], task: str) -> list[Chart]:
     letter = "K" if first["axis"].startswith("pairs") else "T"
     by_state: dict[str, list[Point]] = {}
     for size in sorted({int(size) for summary in summaries.values() for size in summary["sizes"]}):
-        found = [summary["sizes"][str(size)] for summary in summaries.values() if str(size) in summary["sizes"]]
-        points = [Point(one["state"], one["accuracy"], one["low"], one["high"]) for one in found if one["state"]]
+        entries = [summary["sizes"][str(size)] for summary in summaries.values() if str(size) in summary["sizes"]]
+        points = [
+            Point(entry["state"], entry["accuracy"], entry["low"], entry["high"]) for entry in entries if entry["state"]
+        ]
         if len({point.x for point in points}) > 1:
             by_state[f"{letter} = {size}"] = sorted(points, key=lambda point: point.x)
     label = "state behind a row (numbers)"
@@ -241,11 +245,11 @@ def _charts(summaries: Mapping[str, dict[str, Any]], task: str) -> list[Chart]:
     return charts
 
 
-def _cell(one: Mapping[str, Any] | None) -> str:
-    if one is None:
+def _cell(entry: Mapping[str, Any] | None) -> str:
+    if entry is None:
         return ""
-    margin = 100 * (one["high"] - one["low"]) / 2
-    return f"{100 * one['accuracy']:.1f} ±{margin:.1f}"
+    margin = 100 * (entry["high"] - entry["low"]) / 2
+    return f"{100 * entry['accuracy']:.1f} ±{margin:.1f}"
 
 
 def _percent(value: float | None) -> str:
@@ -260,8 +264,8 @@ def _state(summary: Mapping[str, Any]) -> str:
 
 def _not_trained(summaries: Mapping[str, dict[str, Any]]) -> str:
     others = [
-        f"{name} on {one['trained_on']}"
-        for name, one in summaries.items()
-        if one["trained_on"] not in (None, one["task"]) and one["task"] != "text-needle"
+        f"{name} on {summary['trained_on']}"
+        for name, summary in summaries.items()
+        if summary["trained_on"] not in (None, summary["task"]) and summary["task"] != "text-needle"
     ]
     return f"Trained on something else: {', '.join(others)}." if others else ""

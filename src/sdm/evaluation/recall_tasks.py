@@ -121,18 +121,18 @@ _DEFAULTS = {name_of(config): config for config in _CONFIGS}
 
 
 def _recall(config: RecallConfig, sizes: tuple[int, ...], seed: int) -> Task:
-    found = []
+    known = []
     for pairs in _allowed("recall", sizes, PAIRS, config.num_keys, "num_keys"):
         asked = min(config.num_queries or pairs, pairs)
-        found.append(Size(pairs, 2 * pairs + asked, asked))
-    one = replace(config, batch_size=1)
+        known.append(Size(pairs, 2 * pairs + asked, asked))
+    single_row = replace(config, batch_size=1)
 
     def row(size: Size, number: int) -> Row:
-        return Row(recall_batch(one, size.number, generator_of(seed, "eval recall", size.number, number)))
+        return Row(recall_batch(single_row, size.number, generator_of(seed, "eval recall", size.number, number)))
 
     keys = {"num_keys": config.num_keys, "num_values": config.num_values, "num_queries": config.num_queries}
     vocabulary = config.num_keys + config.num_values
-    return Task("recall", "Associative recall", vocabulary, "pairs to keep apart (K)", tuple(found), row, keys)
+    return Task("recall", "Associative recall", vocabulary, "pairs to keep apart (K)", tuple(known), row, keys)
 
 
 def _rebinding(config: RebindingConfig, sizes: tuple[int, ...], seed: int) -> Task:

@@ -35,10 +35,10 @@ spreading over ranks, results.json, tables, figures, paired comparisons, exit co
             return Plan(units, measure, batch=8)
 
         def summary(self, results):
-            return {"share": sum(one["vowel"] for one in results.values()) / len(results)}
+            return {"share": sum(unit["vowel"] for unit in results.values()) / len(results)}
 
         def report(self, summaries):
-            rows = [(name, f"{one['share']:.2f}") for name, one in summaries.items()]
+            rows = [(name, f"{summary['share']:.2f}") for name, summary in summaries.items()]
             return Report([Table("Vowels", ("model", "share"), rows)])
 """
 

@@ -96,7 +96,7 @@ def crossover_study(widths: Sequence[int], steps: Sequence[int], seeds: int, abl
         for name, change in CHANGES.items()
         if change.curve
     }
-    groups = {"along tokens and width": [one for group in curves.values() for one in group.values()]}
+    groups = {"along tokens and width": [model for group in curves.values() for model in group.values()]}
     sections = [_curve_section(curves)]
     if ablations:
         changes = {name: variant(name, smallest, SHORT, seeds) for name in CHANGES}
@@ -114,27 +114,27 @@ def _curve_section(curves: Mapping[str, Mapping[tuple[int, int], Variant]]) -> S
     rival = curves[RIVAL]
     claims = [
         replace(claim, quantity=f"d = {width}, {count * LENGTH / 1e6:.2f}M tokens: {claim.quantity}")
-        for (width, count), one in curves[BASELINE].items()
-        for claim in [loss_claim(one, rival[width, count], "-0.028 at 1.4B and 168B tokens")]
+        for (width, count), model in curves[BASELINE].items()
+        for claim in [loss_claim(model, rival[width, count], "-0.028 at 1.4B and 168B tokens")]
     ]
 
     def exhibit(results: StudyResults) -> Exhibit:
         rows: list[tuple[str, ...]] = []
         lines: dict[str, list[Point]] = {}
         for name, group in curves.items():
-            for (width, count), one in group.items():
-                mean = results.mean(one)
+            for (width, count), model in group.items():
+                mean = results.mean(model)
                 if name == RIVAL or mean is None:
                     continue
                 whole, late = (
-                    results.paired(one, rival[width, count]),
-                    results.paired(one, rival[width, count], stretch(-1)),
+                    results.paired(model, rival[width, count]),
+                    results.paired(model, rival[width, count], stretch(-1)),
                 )
                 seeds = "-" if whole is None else " ".join(f"{value:+.3f}" for value in whole.by_seed)
-                label = f"{one.label}; d = {width}, {count * LENGTH / 1e6:.2f}M tokens"
+                label = f"{model.label}; d = {width}, {count * LENGTH / 1e6:.2f}M tokens"
                 rows.append((label, f"{mean.value:.3f}", shown(whole, sign=True), seeds, shown(late, sign=True)))
                 if whole is not None:
-                    lines.setdefault(f"{one.label}, d = {width}", []).append(whole.point(count * LENGTH))
+                    lines.setdefault(f"{model.label}, d = {width}", []).append(whole.point(count * LENGTH))
         if not rows:
             return Exhibit()
         columns = ("variant", "nats per token", "to plain GDN", "each seed", "second half")
@@ -148,7 +148,7 @@ def _curve_section(curves: Mapping[str, Mapping[tuple[int, int], Variant]]) -> S
         (WRITE_RULE, *DEVIATIONS),
         "GDN's short convolutions gain at once from the tokens nearby; SDM's memory pays off later in training.",
     )
-    variants = [one for group in curves.values() for one in group.values()]
+    variants = [model for group in curves.values() for model in group.values()]
     return replace(section, exhibit=exhibit, claims=tuple(claims), variants=tuple(variants))
 
 
@@ -170,7 +170,7 @@ def _changes_section(changes: Mapping[str, Variant], width: int) -> Section:
 
     def valid(results: StudyResults) -> str:
         """Loss on the documents that choices are made on."""
-        means = {one.label: results.mean(one, measurement="valid") for one in changes.values()}
+        means = {model.label: results.mean(model, measurement="valid") for model in changes.values()}
         return "; ".join(f"{label} {mean.value:.3f}" for label, mean in means.items() if mean)
 
     def summary(results: StudyResults) -> str:

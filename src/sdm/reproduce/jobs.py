@@ -185,13 +185,13 @@ def read_outcome(job: Job, folder: Path) -> Outcome:
         facts = run_facts(run)
     except (OSError, UserError, TrainingError):  # the job's own process says what is wrong
         return Outcome(folder)
-    found = {}
+    measured = {}
     for name, measurement in job.measurements.items():
         with contextlib.suppress(OSError, UserError):  # the same
             results = _kept(measurement, run.evaluations / name)
             if results is not None and results.complete and results.summary is not None:
-                found[name] = results
-    return Outcome(folder, facts, found)
+                measured[name] = results
+    return Outcome(folder, facts, measured)
 
 
 def _is_done(job: Job, outcome: Outcome) -> bool:

@@ -87,7 +87,7 @@ def write_paper(
 
 def _write_script(path: Path, comments: Sequence[str], needed: Sequence[str], stages: Sequence[Stage]) -> None:
     lines = ["#!/usr/bin/env bash", *comments, "set -euo pipefail", ""]
-    lines += [f"test -e {shell([one])} || {{ echo {shell([f'{one} is missing'])} >&2; exit 1; }}" for one in needed]
+    lines += [f"test -e {shell([name])} || {{ echo {shell([f'{name} is missing'])} >&2; exit 1; }}" for name in needed]
     for stage in stages:
         lines += ["", f"# {stage.title}", *map(shell, stage.commands)]
     path.write_text("\n".join([*lines, ""]))

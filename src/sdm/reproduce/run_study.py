@@ -102,7 +102,7 @@ def _run(study: Study, output: Path, processes: int, progress: MakeProgress) -> 
             log.info("seed %d: %d runs", seed, len(jobs))
         with progress(jobs) as listener:
             outcomes = run_jobs(jobs, output, processes, listener)
-        failures |= {name: one.failure for name, one in outcomes.items() if one.failure is not None}
+        failures |= {name: outcome.failure for name, outcome in outcomes.items() if outcome.failure is not None}
         write_json(output / FAILURES, failures)
     return failures
 
@@ -198,13 +198,16 @@ def _finding(section: Section, results: StudyResults) -> Finding:
         return failed("missing", f"{error}. Install it, and the same command makes this part.")
     except UserError as error:
         return failed("failed", str(error))
-    verdicts = [claim.verdict(one) for claim, one in zip(section.claims, differences, strict=True)]
+    verdicts = [claim.verdict(difference) for claim, difference in zip(section.claims, differences, strict=True)]
     missing = results.missing(section.variants, section.measurement)
     verdict = combined(verdicts, missing)
     if verdict == "measured" and not exhibit.summary:
         verdict = "missing"
-    lines = [f"{claim.quantity}: {claim.in_words(one)}" for claim, one in zip(section.claims, differences, strict=True)]
-    measured = [line for line, one in zip(lines, differences, strict=True) if one is not None]
+    lines = [
+        f"{claim.quantity}: {claim.in_words(difference)}"
+        for claim, difference in zip(section.claims, differences, strict=True)
+    ]
+    measured = [line for line, difference in zip(lines, differences, strict=True) if difference is not None]
     table = (_claims_table(section.claims, lines, verdicts),) if measured else ()
     unfinished = f"Not finished: {'; '.join(missing)}." if missing else ""
     return Finding(
@@ -237,8 +240,8 @@ def _failed_runs(results: StudyResults) -> tuple[Finding, ...]:
         return ()
     logs = "\n\n".join(f"{name}:\n{text}" for name, text in results.failures.items())
     text = "Everything above is made of the other runs; the same command tries these again."
-    found = f"{len(results.failures)} runs failed: {', '.join(results.failures)}"
-    return (Finding("failed", "Runs that failed", text, found, "-", "failed", logs),)
+    summary = f"{len(results.failures)} runs failed: {', '.join(results.failures)}"
+    return (Finding("failed", "Runs that failed", text, summary, "-", "failed", logs),)
 
 
 def _groups_table(study: Study, results: StudyResults) -> Table:
@@ -300,10 +303,10 @@ def _as_json(page: Page, outcomes: Mapping[str, Outcome]) -> dict[str, Any]:
         "findings": [{name: getattr(finding, name) for name in fields} for finding in page.findings],
         "runs": {
             name: {
-                "facts": None if one.facts is None else asdict(one.facts),
-                "measured": one.measured,
-                "failure": one.failure,
+                "facts": None if outcome.facts is None else asdict(outcome.facts),
+                "measured": outcome.measured,
+                "failure": outcome.failure,
             }
-            for name, one in outcomes.items()
+            for name, outcome in outcomes.items()
         },
     }

@@ -235,11 +235,11 @@ class Study:
 
     def variants(self) -> list[Variant]:
         """All variants, each once; of variants that share runs the one with most seeds."""
-        found: dict[str, Variant] = {}
+        by_name: dict[str, Variant] = {}
         for variant in (variant for group in self.groups.values() for variant in group):
-            if variant.name not in found or found[variant.name].seeds < variant.seeds:
-                found[variant.name] = variant
-        return list(found.values())
+            if variant.name not in by_name or by_name[variant.name].seeds < variant.seeds:
+                by_name[variant.name] = variant
+        return list(by_name.values())
 
     def runs(self) -> list[tuple[Variant, int]]:
         """All runs, seed by seed: a study that is stopped early has every experiment, with fewer seeds."""
@@ -306,10 +306,10 @@ class StudyResults:
 
     def by_seed(self, variant: Variant, measurement: str = "") -> dict[int, Outcome]:
         """Outcomes of the seeds that are trained, and measured if a measurement is named."""
-        found = {seed: self.outcome(variant, seed) for seed in range(variant.seeds)}
+        outcomes = {seed: self.outcome(variant, seed) for seed in range(variant.seeds)}
         return {
             seed: outcome
-            for seed, outcome in found.items()
+            for seed, outcome in outcomes.items()
             if outcome.facts is not None and (not measurement or measurement in outcome.results)
         }
 
@@ -325,8 +325,10 @@ class StudyResults:
 
     def values(self, variant: Variant, value: SummaryValue, measurement: str = "position") -> dict[int, float]:
         """A number of every seed that is measured and has it."""
-        found = {seed: value(one.measured[measurement]) for seed, one in self.by_seed(variant, measurement).items()}
-        return {seed: number for seed, number in found.items() if number is not None}
+        numbers = {
+            seed: value(outcome.measured[measurement]) for seed, outcome in self.by_seed(variant, measurement).items()
+        }
+        return {seed: number for seed, number in numbers.items() if number is not None}
 
     def mean(self, variant: Variant, value: SummaryValue = nats, measurement: str = "position") -> Mean | None:
         """The mean over seeds; its interval is None with one seed."""

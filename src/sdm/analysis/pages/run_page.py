@@ -226,8 +226,8 @@ def _training(runs: Sequence[Source]) -> Finding:
         rows,
         f"Loss against the step. At the end: {values}.",
     )
-    found = f"{values} nats per token{', held out,' if any(held_out.values()) else ''} at the end"
-    return Finding("training", "Training", what, found, "", "measured", "", (picture,), (_costs(runs),), notes=notes)
+    words = f"{values} nats per token{', held out,' if any(held_out.values()) else ''} at the end"
+    return Finding("training", "Training", what, words, "", "measured", "", (picture,), (_costs(runs),), notes=notes)
 
 
 def _costs(runs: Sequence[Source]) -> Table:
@@ -264,7 +264,7 @@ def _memory(runs: Sequence[Source]) -> list[Finding]:
     watched = {name: lines[:: -(-len(lines) // POINTS)] for name, lines in metrics.items()}
     keys = sorted({key for lines in watched.values() for line in lines for key in line if key.startswith("memory/")})
     rows = [(name, line["step"], *(line.get(key) for key in keys)) for name, lines in watched.items() for line in lines]
-    found = "; ".join(
+    words = "; ".join(
         f"{name} {lines[-1]['memory/slots_written']:.0%} written, {lines[-1]['memory/slots_read']:.0%} read"
         for name, lines in metrics.items()
     )
@@ -274,8 +274,8 @@ def _memory(runs: Sequence[Source]) -> list[Finding]:
         utilisation_chart(watched),
         ("run", "step", *(key.removeprefix("memory/") for key in keys)),
         rows,
-        f"Six panels against the step. Slots that a batch uses at the end: {found}.",
+        f"Six panels against the step. Slots that a batch uses at the end: {words}.",
     )
     what = "How many slots a batch uses, how evenly, and how open the gates are."
-    shown = f"slots of a batch, at the end: {found}"
+    shown = f"slots of a batch, at the end: {words}"
     return [Finding("memory", "The memory during training", what, shown, "", "measured", "", (picture,))]

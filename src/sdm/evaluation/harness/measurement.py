@@ -61,18 +61,18 @@ class Harness(Measurement):
         tokenizer = harness_tokenizer(lm)
         if "humaneval_plus" in self.tasks:
             self._check_code("humaneval_plus")  # before anything is loaded
-        found = load(dict.fromkeys(self.tasks), self.data_dir, self.download, self.shots)
-        for loaded in found:
+        tasks = load(dict.fromkeys(self.tasks), self.data_dir, self.download, self.shots)
+        for loaded in tasks:
             if any(getattr(task, "UNSAFE_CODE", False) for task in loaded.parts.values()):
                 self._check_code(loaded.name)
         units = [
             Unit(_key(loaded.name, part, number), part, (loaded.name, part, number))
-            for loaded in found
+            for loaded in tasks
             for part, task in loaded.parts.items()
             for number in range(len(task.eval_docs))
         ]
-        asking = _Asking(lm, tokenizer, found, self.batch_size)
-        return Plan(units, asking, _manifest(found), batch=QUESTIONS)
+        asking = _Asking(lm, tokenizer, tasks, self.batch_size)
+        return Plan(units, asking, _manifest(tasks), batch=QUESTIONS)
 
     def _check_code(self, task: str) -> None:
         if not self.run_code:
@@ -91,12 +91,12 @@ class Harness(Measurement):
 
     def pairs(self, results: Mapping[str, Result]) -> Pairs:
         """Metrics that are means over questions, by question."""
-        found: Pairs = {}
-        for key, one in results.items():
-            for metric, value in one["metrics"].items():
-                if isinstance(value, (int, float)) and metric not in one["aggregation"]:
-                    found.setdefault(f"{one['task']}, {metric}", {})[key] = (float(value), 1.0)
-        return found
+        pairs: Pairs = {}
+        for key, result in results.items():
+            for metric, value in result["metrics"].items():
+                if isinstance(value, (int, float)) and metric not in result["aggregation"]:
+                    pairs.setdefault(f"{result['task']}, {metric}", {})[key] = (float(value), 1.0)
+        return pairs
 
 
 def harness_tokenizer(lm: EvalModel) -> Any:
@@ -190,8 +190,8 @@ def answer(model: Any, requests: Sequence[Any]) -> None:
         request.resps, request.filtered_resps = [], {}
         kinds.setdefault(request.request_type, []).extend([request] * request.repeats)
     for kind, asked in kinds.items():
-        for request, found in zip(asked, getattr(model, kind)(asked, disable_tqdm=True), strict=True):
-            request.resps.append(found)
+        for request, response in zip(asked, getattr(model, kind)(asked, disable_tqdm=True), strict=True):
+            request.resps.append(response)
 
 
 def metric_name(metric: str, filter_name: str) -> str:
@@ -204,18 +204,18 @@ def _aggregation(task: Any) -> dict[str, str]:
     from lm_eval.api.registry import AGGREGATION_REGISTRY
 
     names = {function: name for name, function in AGGREGATION_REGISTRY.items()}
-    found = {}
+    aggregation = {}
     for metric, function in task.aggregation().items():
         if function not in names:
             raise UserError(f"{task.config.task}: how {metric} is put together is not known by a name")
-        found[metric] = names[function]
-    return found
+        aggregation[metric] = names[function]
+    return aggregation
 
 
 def _plain(value: Any) -> Any:
     """As JSON has it."""
     if isinstance(value, (list, tuple)):
-        return [_plain(one) for one in value]
+        return [_plain(item) for item in value]
     return value.item() if hasattr(value, "item") else value
 
 
@@ -227,17 +227,17 @@ def _manifest(tasks: Sequence[Loaded]) -> dict[str, Any]:
     """What is asked: documents by their checksum, behind which examples."""
     import lm_eval
 
-    found = {}
+    documents = {}
     for loaded in tasks:
         for part, task in loaded.parts.items():
             shots = task.config.num_fewshot or 0
-            found[part] = {
+            documents[part] = {
                 "shots": shots,
                 "documents": len(task.eval_docs),
                 "sha256": _checksum(task.eval_docs),
                 "examples": _checksum(task.fewshot_docs()) if shots else None,
             }
-    return {"harness": lm_eval.__version__, "tasks": found}
+    return {"harness": lm_eval.__version__, "tasks": documents}
 
 
 def _checksum(documents: Iterable[Any]) -> str:
@@ -251,13 +251,13 @@ def harness_summary(results: Mapping[str, Result]) -> dict[str, Any]:
     """Metrics by task. In a group all questions weigh the same, as in the harness's MMLU; its parts are there too."""
     by_task: dict[str, list[Result]] = {}
     by_part: dict[str, dict[str, list[Result]]] = {}
-    for one in results.values():
-        by_task.setdefault(one["task"], []).append(one)
-        by_part.setdefault(one["task"], {}).setdefault(one["part"], []).append(one)
+    for result in results.values():
+        by_task.setdefault(result["task"], []).append(result)
+        by_part.setdefault(result["task"], {}).setdefault(result["part"], []).append(result)
     tasks = {}
-    for task, found in by_task.items():
+    for task, questions in by_task.items():
         parts = by_part[task]
-        tasks[task] = {"questions": len(found), "metrics": _metrics(found)}
+        tasks[task] = {"questions": len(questions), "metrics": _metrics(questions)}
         if list(parts) != [task]:
             tasks[task]["parts"] = {
                 part: {"questions": len(some), "metrics": _metrics(some)} for part, some in parts.items()
@@ -268,21 +268,21 @@ def harness_summary(results: Mapping[str, Result]) -> dict[str, Any]:
 def _metrics(results: Sequence[Result]) -> dict[str, Any]:
     values: dict[str, list[Any]] = {}
     how: dict[str, str] = {}
-    for one in results:
-        how |= one["aggregation"]
-        for metric, value in one["metrics"].items():
+    for result in results:
+        how |= result["aggregation"]
+        for metric, value in result["metrics"].items():
             values.setdefault(metric, []).append(value)
-    found = {}
+    metrics = {}
     for metric, entries in values.items():
         if metric in how:
-            found[metric] = {"value": _put_together(how[metric], entries), "low": None, "high": None}
+            metrics[metric] = {"value": _put_together(how[metric], entries), "low": None, "high": None}
         else:
             mean = weighted_mean(entries)
             # Student's interval of few zeros and ones would leave what is possible, or be a point.
             shares = all(0 <= value <= 1 for value in entries)
             low, high = wilson(mean.value, mean.count) if shares else (mean.low, mean.high)
-            found[metric] = {"value": mean.value, "low": low, "high": high}
-    return found
+            metrics[metric] = {"value": mean.value, "low": low, "high": high}
+    return metrics
 
 
 def _put_together(name: str, values: list[Any]) -> float:
@@ -313,15 +313,17 @@ def harness_report(summaries: Mapping[str, dict[str, Any]]) -> Report:
     tasks = list(dict.fromkeys(task for summary in summaries.values() for task in summary["tasks"]))
     rows = []
     for task in tasks:
-        found = {name: summary["tasks"].get(task) for name, summary in summaries.items()}
+        by_model = {name: summary["tasks"].get(task) for name, summary in summaries.items()}
         metrics: dict[str, None] = {}
-        for one in found.values():
-            metrics |= dict.fromkeys(one["metrics"] if one else ())
+        for measured in by_model.values():
+            metrics |= dict.fromkeys(measured["metrics"] if measured else ())
         main = main_metric(task, metrics)
         for metric in sorted(metrics, key=lambda name: name != main):
-            cells = [_cell(one["metrics"].get(metric)) if one else "" for one in found.values()]
+            cells = [_cell(measured["metrics"].get(metric)) if measured else "" for measured in by_model.values()]
             title = PAPER[task].title if task in PAPER else task
-            rows.append((title if metric == main else "", metric, *cells, _questions(found) if metric == main else ""))
+            rows.append(
+                (title if metric == main else "", metric, *cells, _questions(by_model) if metric == main else "")
+            )
     averages = [summary["average"] for summary in summaries.values()]
     if any(value is not None for value in averages):
         rows.append(("Average accuracy", "", *("" if x is None else f"{100 * x:.2f}" for x in averages), ""))
@@ -330,14 +332,14 @@ def harness_report(summaries: Mapping[str, dict[str, Any]]) -> Report:
     return Report([Table("Short-context tasks", columns, rows, caption)])
 
 
-def _cell(one: Mapping[str, Any] | None) -> str:
-    if one is None:
+def _cell(metric: Mapping[str, Any] | None) -> str:
+    if metric is None:
         return ""
-    if one["low"] is None:
-        return f"{100 * one['value']:.2f}" if 0 <= one["value"] <= 1 else f"{one['value']:.4g}"
-    return f"{100 * one['value']:.2f} ±{100 * (one['high'] - one['low']) / 2:.2f}"
+    if metric["low"] is None:
+        return f"{100 * metric['value']:.2f}" if 0 <= metric["value"] <= 1 else f"{metric['value']:.4g}"
+    return f"{100 * metric['value']:.2f} ±{100 * (metric['high'] - metric['low']) / 2:.2f}"
 
 
-def _questions(found: Mapping[str, Any]) -> str:
-    counts = dict.fromkeys(f"{one['questions']:,}" for one in found.values() if one)
+def _questions(by_model: Mapping[str, Any]) -> str:
+    counts = dict.fromkeys(f"{measured['questions']:,}" for measured in by_model.values() if measured)
     return " / ".join(counts)

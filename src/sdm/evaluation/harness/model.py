@@ -41,16 +41,16 @@ class HarnessModel(HFLM):
             whole = (context + continuation)[-(self.max_length + 1) :]  # the model does not see the last token
             kept.append(continuation)
             by_context.setdefault(tuple(whole[: -len(continuation)]), []).append(place)
-        found: list[Scored] = [(0.0, False)] * len(requests)
+        scores: list[Scored] = [(0.0, False)] * len(requests)
         for batch in _batches(by_context, self.batch_size):
             contexts = [list(context) for context in batch]
             owners = [(group, place) for group, context in enumerate(batch) for place in by_context[context]]
             scored = score_continuations(
                 self.model, contexts, [group for group, _ in owners], [kept[place] for _, place in owners]
             )
-            for (_, place), one in zip(owners, scored, strict=True):
-                found[place] = one
-        return found
+            for (_, place), score in zip(owners, scored, strict=True):
+                scores[place] = score
+        return scores
 
 
 def _batches(by_context: dict[tuple[int, ...], list[int]], size: int) -> Iterator[list[tuple[int, ...]]]:

@@ -40,8 +40,8 @@ class Benchmark:
 
 
 PAPER: dict[str, Benchmark] = {
-    one.task: one
-    for one in (
+    benchmark.task: benchmark
+    for benchmark in (
         Benchmark(
             "HellaSWAG",
             "hellaswag",
@@ -83,7 +83,7 @@ def resolve(names: Sequence[str]) -> Any:
     import lm_eval.tasks
 
     root = Path(lm_eval.tasks.__file__).parent
-    folders = dict.fromkeys(root / one.folder for one in PAPER.values() if one.folder)
+    folders = dict.fromkeys(root / benchmark.folder for benchmark in PAPER.values() if benchmark.folder)
     logging.getLogger("lm_eval").setLevel(logging.ERROR)  # it tells of every task that another one replaces
     manager = lm_eval.tasks.TaskManager(include_defaults=False, include_path=[*folders, HERE / "definitions"])
     unknown = [name for name in names if name not in manager.all_tasks]
@@ -116,7 +116,7 @@ def load(
     """
     names = list(names)
     manager = resolve(names)
-    found: list[Loaded] = []
+    tasks: list[Loaded] = []
     absent: dict[str, str] = {}
     for name in names:
         try:
@@ -129,10 +129,10 @@ def load(
             raise UserError(f"{name}: the split that its questions are from has no rows in {data_dir}") from error
         for part in parts.values():
             _set_shots(part, name, shots)
-        found.append(Loaded(name, parts))
+        tasks.append(Loaded(name, parts))
     if absent:
-        _raise_absent(absent, [one.name for one in found])
-    return found
+        _raise_absent(absent, [task.name for task in tasks])
+    return tasks
 
 
 def _raise_absent(absent: dict[str, str], present: Sequence[str]) -> None:
@@ -179,9 +179,9 @@ def _datasets(task: str, data_dir: Path | None, download: bool) -> Iterator[None
     def load(path: str, name: str | None = None, **options: Any) -> Any:
         names = dict.fromkeys([task, path, path.split("/")[-1]])
         own = HERE / "data" / path
-        roots = [own] if data_dir is None or own.is_dir() else [data_dir / one for one in names]
+        roots = [own] if data_dir is None or own.is_dir() else [data_dir / alias for alias in names]
         try:
-            found = load_local(roots, name)
+            splits = load_local(roots, name)
         except Absent as error:
             try:
                 return load_dataset(path=path, name=name, **options)
@@ -189,7 +189,7 @@ def _datasets(task: str, data_dir: Path | None, download: bool) -> Iterator[None
                 configuration = f", configuration {name}" if name else ""
                 where = str(error) if data_dir is not None else "give --data-dir"
                 raise Absent(f"{path}{configuration}: {where}") from None
-        return _Splits({split: _adapted(rows, task, split, roots[0]) for split, rows in found.items()})
+        return _Splits({split: _adapted(rows, task, split, roots[0]) for split, rows in splits.items()})
 
     try:
         datasets.load_dataset = load

@@ -136,11 +136,11 @@ def summarise(results: Mapping[str, Result], comparable: Mapping[str, bool]) -> 
     comparable: whether each task's text is RULER's own. Tasks that nothing has been measured of stand there empty.
     """
     scores: dict[str, dict[int, dict[int, float]]] = {}
-    for one in results.values():
-        scores.setdefault(one["task"], {}).setdefault(one["length"], {})[one["index"]] = one["score"]
+    for result in results.values():
+        scores.setdefault(result["task"], {}).setdefault(result["length"], {})[result["index"]] = result["score"]
     tasks: dict[str, Any] = {}
     for task in (name for name in TASKS if name in comparable):
-        lengths = {str(length): _cell(found.values()) for length, found in sorted(scores.get(task, {}).items())}
+        lengths = {str(length): _cell(by_index.values()) for length, by_index in sorted(scores.get(task, {}).items())}
         mean = _mean(cell["accuracy"] for cell in lengths.values()) if lengths else None
         tasks[task] = {"lengths": lengths, "accuracy": mean, "comparable": comparable[task]}
     averages = {name: _average(scores, names) for name, names in AVERAGES.items()}
@@ -160,24 +160,24 @@ def summarise(results: Mapping[str, Result], comparable: Mapping[str, bool]) -> 
 
 
 def _cell(scores: Iterable[float]) -> dict[str, Any]:
-    found = list(scores)
-    mean = _mean(found)
-    low, high = wilson(mean, len(found))
-    return {"accuracy": mean, "low": low, "high": high, "samples": len(found)}
+    values = list(scores)
+    mean = _mean(values)
+    low, high = wilson(mean, len(values))
+    return {"accuracy": mean, "low": low, "high": high, "samples": len(values)}
 
 
 def _average(scores: dict[str, dict[int, dict[int, float]]], names: Sequence[str]) -> dict[str, Any]:
     """The mean over tasks at each length that all of them have, and over these lengths."""
     shared = [
         length
-        for length in sorted({length for found in scores.values() for length in found})
+        for length in sorted({length for by_length in scores.values() for length in by_length})
         if all(length in scores.get(name, {}) for name in names)
     ]
     lengths: dict[str, Any] = {}
     for length in shared:
         mean = mean_of_means([list(scores[name][length].values()) for name in names])
         lengths[str(length)] = {"accuracy": mean.value, "low": mean.low, "high": mean.high}
-    found: dict[str, Any] = {"tasks": list(names), "lengths": lengths}
+    average: dict[str, Any] = {"tasks": list(names), "lengths": lengths}
     if shared:
         # An index asks the same at every length: its mean over lengths is one draw.
         draws = [
@@ -188,28 +188,30 @@ def _average(scores: dict[str, dict[int, dict[int, float]]], names: Sequence[str
             ]
             for name in names
         ]
-        found["accuracy"] = _mean(cell["accuracy"] for cell in lengths.values())
+        average["accuracy"] = _mean(cell["accuracy"] for cell in lengths.values())
         if all(draws):
             mean = mean_of_means(draws)
-            found |= {"low": mean.low, "high": mean.high}
-    return found
+            average |= {"low": mean.low, "high": mean.high}
+    return average
 
 
 def _mean(values: Iterable[float]) -> float:
-    found = list(values)
-    return sum(found) / len(found)
+    numbers = list(values)
+    return sum(numbers) / len(numbers)
 
 
 def ruler_report(summaries: Mapping[str, dict[str, Any]]) -> Report:
     """Tables and the grid of charts, from the summaries of models."""
-    lengths = sorted({int(length) for one in summaries.values() for task in _rows(one) for length in task["lengths"]})
+    lengths = sorted(
+        {int(length) for summary in summaries.values() for task in _rows(summary) for length in task["lengths"]}
+    )
     tables = [_table(name, summary, lengths) for name, summary in summaries.items()]
-    tasks = [task for task in TASKS if any(_measured(one, task) for one in summaries.values())]
+    tasks = [task for task in TASKS if any(_measured(summary, task) for summary in summaries.values())]
     charts = [_chart(task, summaries, "tasks", task) for task in tasks]
-    names = dict.fromkeys(name for one in summaries.values() for name in one["averages"])
+    names = dict.fromkeys(name for summary in summaries.values() for name in summary["averages"])
     charts += [_chart(f"mean of {name}", summaries, "averages", name) for name in names]
     title = "RULER: accuracy by the length of the context, with 95% intervals"
-    if not all(one["comparable"] for one in summaries.values()):
+    if not all(summary["comparable"] for summary in summaries.values()):
         title += f"\n{NOT_COMPARABLE}"
     return Report(tables, [Grid("ruler", title, charts)])
 
@@ -223,9 +225,9 @@ def _rows(summary: dict[str, Any]) -> list[dict[str, Any]]:
 
 
 def _table(name: str, summary: dict[str, Any], lengths: Sequence[int]) -> Table:
-    rows = [_row(_label(task, one), one, lengths) for task, one in summary["tasks"].items()]
-    rows += [_row(_label(f"mean of {name}", one), one, lengths) for name, one in summary["averages"].items()]
-    counts = {cell["samples"] for one in summary["tasks"].values() for cell in one["lengths"].values()}
+    rows = [_row(_label(task, entry), entry, lengths) for task, entry in summary["tasks"].items()]
+    rows += [_row(_label(f"mean of {name}", entry), entry, lengths) for name, entry in summary["averages"].items()]
+    counts = {cell["samples"] for entry in summary["tasks"].values() for cell in entry["lengths"].values()}
     caption = f"{min(counts)} to {max(counts)} samples" if len(counts) > 1 else f"{min(counts)} samples"
     caption += " of each task at each length."
     if not summary["comparable"]:
@@ -235,13 +237,13 @@ def _table(name: str, summary: dict[str, Any], lengths: Sequence[int]) -> Table:
     )
 
 
-def _row(label: str, one: dict[str, Any], lengths: Sequence[int]) -> tuple[str, ...]:
-    cells = [one["lengths"].get(str(length), {}).get("accuracy") for length in lengths]
-    return (label, *("-" if value is None else f"{100 * value:.1f}" for value in (*cells, one["accuracy"])))
+def _row(label: str, entry: dict[str, Any], lengths: Sequence[int]) -> tuple[str, ...]:
+    cells = [entry["lengths"].get(str(length), {}).get("accuracy") for length in lengths]
+    return (label, *("-" if value is None else f"{100 * value:.1f}" for value in (*cells, entry["accuracy"])))
 
 
-def _label(name: str, one: dict[str, Any]) -> str:
-    return name if one["comparable"] else f"{name} *"
+def _label(name: str, entry: dict[str, Any]) -> str:
+    return name if entry["comparable"] else f"{name} *"
 
 
 def _chart(title: str, summaries: Mapping[str, dict[str, Any]], kind: str, name: str) -> Chart:
@@ -260,13 +262,15 @@ def _chart(title: str, summaries: Mapping[str, dict[str, Any]], kind: str, name:
 def ruler_pairs(results: Mapping[str, Result]) -> Pairs:
     """Models are compared on all samples, at each length and by task. An index asks the same at every length, so where
     lengths are put together it is one draw, and weighs what it has of them."""
-    found: dict[str, dict[str, list[float]]] = {}
-    for one in results.values():
-        index = f"{one['task']} {one['index']}"
-        for quantity in ("accuracy", f"accuracy at {one['length']:,}", f"accuracy on {one['task']}"):
-            found.setdefault(quantity, {}).setdefault(index, []).append(one["score"])
-    order = sorted(found, key=lambda quantity: ("at" in quantity.split(), "on" in quantity.split()))
+    by_quantity: dict[str, dict[str, list[float]]] = {}
+    for result in results.values():
+        index = f"{result['task']} {result['index']}"
+        for quantity in ("accuracy", f"accuracy at {result['length']:,}", f"accuracy on {result['task']}"):
+            by_quantity.setdefault(quantity, {}).setdefault(index, []).append(result["score"])
+    order = sorted(by_quantity, key=lambda quantity: ("at" in quantity.split(), "on" in quantity.split()))
     return {
-        quantity: {key: (sum(scores) / len(scores), float(len(scores))) for key, scores in found[quantity].items()}
+        quantity: {
+            key: (sum(scores) / len(scores), float(len(scores))) for key, scores in by_quantity[quantity].items()
+        }
         for quantity in order
     }

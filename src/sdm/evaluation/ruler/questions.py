@@ -82,7 +82,9 @@ def read_squad(path: Path) -> FileQuestions:
     for number, article in enumerate(whole, 1):
         where = f"{path}, article {number}"
         paragraphs = _field(article, "paragraphs", list, where)
-        texts = [_field(one, "context", str, f"{where}, paragraph {n}") for n, one in enumerate(paragraphs, 1)]
+        texts = [
+            _field(paragraph, "context", str, f"{where}, paragraph {n}") for n, paragraph in enumerate(paragraphs, 1)
+        ]
         numbers = tuple(documents.setdefault(text, len(documents)) for text in texts)
         for n, (paragraph, own) in enumerate(zip(paragraphs, numbers, strict=True), 1):
             for m, asked in enumerate(_field(paragraph, "qas", list, f"{where}, paragraph {n}"), 1):
@@ -90,11 +92,11 @@ def read_squad(path: Path) -> FileQuestions:
                 text, answers = _field(asked, "question", str, place), _field(asked, "answers", list, place)
                 if asked.get("is_impossible"):
                     continue
-                found = dict.fromkeys(_field(answer, "text", str, place) for answer in answers)
-                if not found:
+                accepted = dict.fromkeys(_field(answer, "text", str, place) for answer in answers)
+                if not accepted:
                     raise DataError(f"{place}: it has no answer, and is_impossible does not say so")
                 related = tuple(dict.fromkeys(other for other in numbers if other != own))
-                questions.append(Question(text, tuple(found), (own,), related))
+                questions.append(Question(text, tuple(accepted), (own,), related))
     return FileQuestions(questions, list(documents), path)
 
 

@@ -208,5 +208,5 @@ _UNPRINTABLE = re.compile(r"[\x00-\x1f]")
 def score(metric: str, output: str, answers: Sequence[str]) -> float:
     """all: the share of the answers that are found; part: 1 if any is."""
     text = _UNPRINTABLE.sub("\n", output).strip().lower()
-    found = [answer.lower() in text for answer in answers]
-    return float(any(found)) if metric == "part" else sum(found) / len(found)
+    present = [answer.lower() in text for answer in answers]
+    return float(any(present)) if metric == "part" else sum(present) / len(present)

@@ -30,10 +30,10 @@ def cost_section(section: Section, models: Mapping[str, Variant], speed: Speed) 
 
     def ratio(first: str, second: str) -> Claim:
         def difference(results: StudyResults) -> Difference | None:
-            found = _summaries(results, models, speed)
-            if first not in found or second not in found:
+            summaries = _summaries(results, models, speed)
+            if first not in summaries or second not in summaries:
                 return None
-            above, below = found[first][longest], found[second][longest]
+            above, below = summaries[first][longest], summaries[second][longest]
             low, high = above["decode_low"] / below["decode_high"], above["decode_high"] / below["decode_low"]
             interval = f"range of {speed.repeats} repeats"
             return Difference(above["decode"] / below["decode"] - 1, low - 1, high - 1, interval)
@@ -43,28 +43,30 @@ def cost_section(section: Section, models: Mapping[str, Variant], speed: Speed) 
         return Claim(quantity, PAPER[first, second], difference, "above", percent=True)
 
     def exhibit(results: StudyResults) -> Exhibit:
-        found = _summaries(results, models, speed)
-        if not found:
+        summaries = _summaries(results, models, speed)
+        if not summaries:
             return Exhibit()
         charts = {
             key: {
                 models[kind].label: [
-                    Point(length, *(scale * one[f"{key}{end}"] for end in ("", "_low", "_high")))
-                    for length, one in lengths.items()
+                    Point(length, *(scale * times[f"{key}{end}"] for end in ("", "_low", "_high")))
+                    for length, times in lengths.items()
                 ]
-                for kind, lengths in found.items()
+                for kind, lengths in summaries.items()
             }
             for key, scale in (("decode", 1e3), ("state", 1e-6))
         }
-        last = {models[kind].label: lengths[longest] for kind, lengths in found.items()}
-        words = [f"{name} {1e3 * one['decode']:.2f} ms and {1e-6 * one['state']:.3f} MB" for name, one in last.items()]
+        last = {models[kind].label: lengths[longest] for kind, lengths in summaries.items()}
+        words = [
+            f"{name} {1e3 * times['decode']:.2f} ms and {1e-6 * times['state']:.3f} MB" for name, times in last.items()
+        ]
         caption = (
             "Time of a generated token and the state behind the context: medians; bands: the range of the repeats."
         )
         note = f"{speed.repeats} repeats of {speed.new_tokens} tokens, models in turns, one thread, one seed."
         chart = cost_chart(charts["decode"], charts["state"])
         summary = f"behind {longest:,} tokens: {', '.join(words)}"
-        return Exhibit([_table(found, models)], [(chart, caption)], [note], summary)
+        return Exhibit([_table(summaries, models)], [(chart, caption)], [note], summary)
 
     claims = [ratio("full_attention", "sdm"), ratio("sdm", "gdn")]
     return replace(section, exhibit=exhibit, claims=claims, variants=tuple(models.values()))
@@ -78,28 +80,28 @@ PAPER = {
 
 def _summaries(results: StudyResults, models: Mapping[str, Variant], speed: Speed) -> dict[str, dict[int, Any]]:
     """Of the first seed of each model, if its speed was measured with these settings."""
-    found = {}
+    summaries = {}
     for kind, variant in models.items():
         for outcome in [*results.by_seed(variant).values()][:1]:
             folder = Run(outcome.folder).evaluations / SPEED_FOLDER
             if (folder / FILE).is_file():
                 measured = read_results(folder)
                 if measured.settings == settings_of(speed) and measured.summary:
-                    found[kind] = {one["length"]: one for one in measured.summary["lengths"]}
-    return found
+                    summaries[kind] = {times["length"]: times for times in measured.summary["lengths"]}
+    return summaries
 
 
-def _table(found: Summaries, models: Mapping[str, Variant]) -> Table:
+def _table(summaries: Summaries, models: Mapping[str, Variant]) -> Table:
     rows = [
         (
             models[kind].label,
             f"{length:,}",
-            f"{1e6 * one['prefill']:.1f}",
-            f"{1e3 * one['decode']:.2f}",
-            f"{1e-6 * one['state']:.3f}",
+            f"{1e6 * times['prefill']:.1f}",
+            f"{1e3 * times['decode']:.2f}",
+            f"{1e-6 * times['state']:.3f}",
         )
-        for kind, lengths in found.items()
-        for length, one in lengths.items()
+        for kind, lengths in summaries.items()
+        for length, times in lengths.items()
     ]
     columns = ("model", "context", "prefill (µs/token)", "generate (ms/token)", "state (MB)")
     return Table("Time and state of a token", columns, rows, "Medians. State: everything kept behind the context.")

@@ -173,8 +173,8 @@ def initial_state_figure(
     def chart(results: StudyResults) -> tuple[AnyChart, str]:
         curves: list[dict[str, list[Point]]] = []
         for side in (learned, null):
-            found = {name: position_curve(results, variant) for name, variant in side.items()}
-            curves.append({name: curve for name, curve in found.items() if curve})
+            by_name = {name: position_curve(results, variant) for name, variant in side.items()}
+            curves.append({name: curve for name, curve in by_name.items() if curve})
         return initial_state_chart(curves[0], curves[1]), "Loss by position with learned and null initial states."
 
     return chart
@@ -196,12 +196,12 @@ def differences_figure(
     """Paired differences of variants to one of them."""
 
     def chart(results: StudyResults) -> tuple[AnyChart, str]:
-        found = {
+        points = {
             variant.label: difference.point()
             for variant in variants
             if variant is not base and (difference := results.paired(variant, base)) is not None
         }
-        drawn = differences_chart(found, f"{NATS} above {base.label}", name, f"Loss above {base.label}")
+        drawn = differences_chart(points, f"{NATS} above {base.label}", name, f"Loss above {base.label}")
         return drawn, f"Loss above {base.label}. {PAIRED}"
 
     return chart
@@ -278,8 +278,8 @@ def _position_table(results: StudyResults, models: Sequence[Variant]) -> Table:
 def _gaps(results: StudyResults, sdm: Variant, other: Variant) -> list[tuple[int, Difference]]:
     """The other's loss minus SDM's, with the end of each stretch of positions."""
     bins = results.summaries(sdm)[0]["positions"]
-    found = [(int(span["stop"]), results.paired(other, sdm, stretch(place))) for place, span in enumerate(bins)]
-    return [(stop, difference) for stop, difference in found if difference is not None]
+    gaps = [(int(span["stop"]), results.paired(other, sdm, stretch(place))) for place, span in enumerate(bins)]
+    return [(stop, difference) for stop, difference in gaps if difference is not None]
 
 
 def _gap_chart(name: str, results: StudyResults, sdm: Variant, others: Sequence[Variant]) -> Chart:
@@ -293,7 +293,7 @@ def _gap_chart(name: str, results: StudyResults, sdm: Variant, others: Sequence[
 
 def _gap_table(results: StudyResults, sdm: Variant, others: Sequence[Variant]) -> Table:
     gaps = {variant.label: _gaps(results, sdm, variant) for variant in others}
-    rows = [(label, *(shown(difference, sign=True) for _, difference in found)) for label, found in gaps.items()]
+    rows = [(label, *(shown(difference, sign=True) for _, difference in row)) for label, row in gaps.items()]
     columns = ("model", *(f"to {stop:,}" for stop, _ in next(iter(gaps.values()))))
     return Table("Nats per token above SDM, to each position", columns, rows, PAIRED)
 

@@ -86,14 +86,14 @@ def scaling_section(section: Section, ladder: Ladder) -> Section:
 
 
 def _runs(results: StudyResults, ladder: Ladder, levels: Sequence[int]) -> Runs:
-    found: Runs = {}
+    curves: Runs = {}
     for group in ladder.values():
         for variant in (group[level] for level in levels):
             flops = training_flops(variant)
             points = [(flops, float(summary["nll"])) for summary in results.summaries(variant)]
             if points:
-                found.setdefault(variant.label, []).extend(points)
-    return found
+                curves.setdefault(variant.label, []).extend(points)
+    return curves
 
 
 def _laws_table(
