@@ -77,15 +77,15 @@ class Scorer:
             ids = input_ids if past is None else torch.cat([past.content, input_ids], 1)
             logits = self._model(ids, use_cache=False).logits[:, before:]
             return _cross_entropy(logits, targets), Past(ids, seen) if carry else None
-        content, nats = None if past is None else past.content, []
+        content, losses = None if past is None else past.content, []
         size = max(16, LOGITS // (len(input_ids) * self._model.get_input_embeddings().weight.shape[0]))
         pieces = list(zip(input_ids.split(size, 1), targets.split(size, 1), strict=True))
         for number, (ids, wanted) in enumerate(pieces):
             keep = carry or number + 1 < len(pieces)
             output = self._model(ids, **_given(self._cache, content), use_cache=keep or content is not None)
             content = output[self._cache] if keep else None
-            nats.append(_cross_entropy(output.logits, wanted))
-        return torch.cat(nats, 1), Past(content, seen) if carry else None
+            losses.append(_cross_entropy(output.logits, wanted))
+        return torch.cat(losses, 1), Past(content, seen) if carry else None
 
 
 class Stream:
