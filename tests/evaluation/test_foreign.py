@@ -14,11 +14,11 @@ from transformers import LlamaConfig, LlamaForCausalLM, Phi3Config, Phi3ForCausa
 from evaluation.conftest import other_model, save_model
 from sdm.errors import UserError
 from sdm.evaluation.eval_model import EvalModel, open_model
-from sdm.evaluation.foreign import is_length_dependent
 from sdm.evaluation.nll import Likelihood
 from sdm.evaluation.position import Position
 from sdm.evaluation.recall import Recall
 from sdm.evaluation.runner import evaluate
+from sdm.models.causal_lm import is_length_dependent
 
 SHORT = 64  # tokens from which on frequencies change
 

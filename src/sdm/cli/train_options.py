@@ -98,6 +98,9 @@ def parse(arguments: list[str]) -> TrainOptions:
     parsed = _parse(name, kind, rest, default)
     if "init_from" in values and parsed.config.init_from is None and not parsed.print_config:
         raise TrainingError(f"the {name} recipe needs --init-from RUN, a finished run or a model's folder")
+    adapt = parsed.config.adapt
+    if adapt is not None and adapt.base is None and adapt.scratch is None and not parsed.print_config:
+        raise TrainingError(f"the {name} recipe needs --base FOLDER, a pretrained causal LM of transformers or a run")
     return _keep_warmup(parsed, rest)
 
 

@@ -14,10 +14,11 @@ from torch import Tensor
 
 from sdm.data.tokenization import Tokenizer, load_tokenizer
 from sdm.errors import UserError
-from sdm.evaluation.foreign import has_tokenizer, is_length_dependent, load_foreign_model, open_tokenizer
+from sdm.evaluation.foreign import has_tokenizer, open_tokenizer
 from sdm.evaluation.inference import CACHES, Generator, Past, Scorer, Stream, cache_tensors, likeliest
 from sdm.files import explained, read_json
 from sdm.models import SDMConfig, SDMForCausalLM, cost
+from sdm.models.causal_lm import is_length_dependent, load_foreign_model
 from sdm.models.fingerprint import checksum
 from sdm.models.saved_folder import CONFIG
 from sdm.run import Run
@@ -51,7 +52,7 @@ class EvalModel:
 
     @cached_property
     def is_length_dependent(self) -> bool:
-        """Whether documents must be scored whole and alone (`sdm.evaluation.foreign.is_length_dependent`)."""
+        """Whether documents must be scored whole and alone (`sdm.models.causal_lm.is_length_dependent`)."""
         return not self.is_ours and is_length_dependent(self.model.config)
 
     @property
@@ -231,13 +232,13 @@ def open_model(path: Path, device: str = "auto", precision: Precision = "auto", 
         name: what tables call the model; by default the name of the folder.
     """
     run = Run.around(path)
-    ours = run is not None or _model_type(path) == SDMConfig.model_type
-    if ours:
-        saved = SavedModel(path)
-        model: Any = saved.load()
-        folder = saved.folder
+    dtype = None if precision == "auto" else getattr(torch, precision)
+    if run is None and _model_type(path) != SDMConfig.model_type:
+        model: Any = load_foreign_model(path, dtype)
+        folder = path
     else:
-        model, folder = load_foreign_model(path, None if precision == "auto" else getattr(torch, precision)), path
+        saved = SavedModel(path)
+        model, folder = saved.load(), saved.folder
     if precision != "auto":
         model = model.to(getattr(torch, precision))
     with explained(f"cannot move {path} to --device {device}"):

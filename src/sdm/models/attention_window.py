@@ -10,10 +10,15 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from transformers import DynamicCache, PreTrainedModel
+from transformers import AttentionInterface, AttentionMaskInterface, DynamicCache, PreTrainedModel
 from transformers.cache_utils import DynamicLayer
+from transformers.integrations.sdpa_attention import repeat_kv, sdpa_attention_forward
+from transformers.masking_utils import sdpa_mask
 
+from sdm.layers.sliding_window_attention import banded_attention
 from sdm.models.grafted_mixer import CACHE_NAMES
+
+BANDED = "sdm_banded"
 
 
 class WindowedAttention(nn.Module):
@@ -34,6 +39,7 @@ class WindowedAttention(nn.Module):
         super().__init__()
         self.mixer = mixer
         self.window, self.sinks, self.block, self.num_blocks = window, sinks, block, num_blocks
+        mixer.sdm_window = None if sinks else window  # type: ignore[assignment]
 
     def __getattr__(self, name: str) -> Any:
         try:
@@ -49,8 +55,11 @@ class WindowedAttention(nn.Module):
         if cache is not None:
             layer = self._layer(cache)
             past, kept = layer.length, layer.kept
-        if past + T > self.window + self.sinks:
-            kwargs["attention_mask"] = self._narrowed(kwargs.get("attention_mask"), x, past, kept)
+        mask = kwargs.get("attention_mask")
+        config: Any = self.mixer.config
+        banded = mask is None and past == 0 and not self.sinks and config._attn_implementation == BANDED
+        if past + T > self.window + self.sinks and not banded:
+            kwargs["attention_mask"] = self._narrowed(mask, x, past, kept)
         return self.mixer(*args, **kwargs)
 
     def _layer(self, cache: Any) -> WindowLayer:
@@ -144,6 +153,47 @@ def window_reason(model: PreTrainedModel, index: int, mixer: nn.Module | None) -
         return f"block {index} is {kinds[index]}"
     if kinds is None and (getattr(config, "sliding_window", None) or not hasattr(mixer, "is_causal")):
         return f"block {index} is not full attention"
-    if config._attn_implementation not in ("sdpa", "eager"):
+    if config._attn_implementation not in ("sdpa", "eager", BANDED):
         return f'attn_implementation="{config._attn_implementation}" takes no window here; use "sdpa" or "eager"'
     return None
+
+
+def banded_forward(
+    module: nn.Module,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attention_mask: Tensor | None,
+    dropout: float = 0.0,
+    scaling: float | None = None,
+    sliding_window: int | None = None,
+    **kwargs: Any,
+) -> tuple[Tensor, None]:
+    """Sliding-window attention in blocks for rows without padding; everything else as "sdpa".
+
+    `model.set_attn_implementation(BANDED)` selects it. Long rows then take time in proportion to their length, not to
+    its square.
+    """
+    window = getattr(module, "sdm_window", None) or sliding_window
+    T = query.shape[2]
+    if attention_mask is not None or dropout or not window or window >= T or key.shape[2] != T:
+        given = {"dropout": dropout, "scaling": scaling, "sliding_window": sliding_window, **kwargs}
+        return sdpa_attention_forward(module, query, key, value, attention_mask, **given)
+    groups = query.shape[1] // key.shape[1]
+    query, key, value = (x.transpose(1, 2) for x in (query, repeat_kv(key, groups), repeat_kv(value, groups)))
+    if scaling is not None:
+        query = query * (scaling * query.shape[-1] ** 0.5)
+    key, value = (nn.functional.pad(x, (0, 0, 0, 0, window, 0)) for x in (key, value))
+    visible = (torch.arange(T, device=query.device) + 1).clamp(max=window).expand(len(query), T)
+    return banded_attention(query, key, value, visible, max(window, 32)), None
+
+
+def banded_mask(*args: Any, **kwargs: Any) -> Tensor | None:
+    """The mask of "sdpa", or None for rows without padding that no cached tokens precede."""
+    plain = kwargs.get("attention_mask") is None and kwargs.get("allow_is_causal_skip", True)
+    same = not args and kwargs["q_length"] == kwargs["kv_length"] and not kwargs.get("q_offset", 0)
+    return None if plain and same else sdpa_mask(*args, **kwargs)
+
+
+AttentionInterface.register(BANDED, banded_forward)
+AttentionMaskInterface.register(BANDED, banded_mask)

@@ -177,6 +177,7 @@ def ungraft(model: Any) -> PreTrainedModel:
         mixer = getattr(block, name)
         while isinstance(mixer, (GraftedMixer, WindowedAttention)):
             mixer = mixer.mixer
+            mixer.__dict__.pop("sdm_window", None)
         setattr(block, name, mixer)
     trainable = model._sdm_trainable
     model.__dict__.pop("_sdm_trainable", None)

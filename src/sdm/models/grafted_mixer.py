@@ -35,6 +35,7 @@ class GraftedMixer(nn.Module):
         super().__init__()
         self.mixer, self.memory = mixer, memory
         self.block, self.num_blocks = block, num_blocks
+        self.enabled = True  # off: the block of the base
 
     def __getattr__(self, name: str) -> Any:
         try:
@@ -44,6 +45,8 @@ class GraftedMixer(nn.Module):
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         """Call the mixer, and add what the memory reads for the same input."""
+        if not self.enabled:
+            return self.mixer(*args, **kwargs)
         x = kwargs["hidden_states"] if "hidden_states" in kwargs else args[0]
         cache = next((kwargs[name] for name in CACHE_NAMES if kwargs.get(name) is not None), None)
         mask, cu_seqlens = document_layout(x, kwargs, cache)

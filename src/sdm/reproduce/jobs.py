@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import errno
 import logging
+import math
 import os
 import shutil
 import time
@@ -30,6 +31,7 @@ from sdm.evaluation.results import FILE, Results, read_results
 from sdm.evaluation.runner import evaluate, settings_of
 from sdm.files import DamagedFile, locked, read_json, remove_folder, write_json
 from sdm.models import cost
+from sdm.models.saved_folder import read_shapes
 from sdm.reproduce.pool import Pool
 from sdm.run import Run
 from sdm.run.config import TrainConfig
@@ -69,7 +71,7 @@ class RunFacts:
     initial_state_parameters: int
     """Numbers of M0."""
     state_elements: int
-    """Numbers of the recurrent state, or of the keys and values behind one training sequence."""
+    """Numbers of the recurrent state, or of the keys and values behind one training sequence; 0: not counted."""
     flops_per_token: int
     """Of a forward pass at the training length."""
     steps: int
@@ -238,22 +240,32 @@ def read_measurements(folder: Path) -> dict[str, Measurement]:
 def run_facts(run: Run) -> RunFacts:
     """Size and course of a finished run."""
     config, metrics = run.config(), run.metrics()
+    course: dict[str, Any] = {
+        "steps": config.schedule.steps,
+        "lr": config.optim.lr,
+        "seconds": metrics[-1]["seconds"] if metrics else 0.0,
+        "valid_loss": metrics[-1].get("valid/loss") if metrics else None,
+    }
+    if config.adapt is not None:
+        sizes = {name: math.prod(shape) for name, shape in read_shapes(run.export).items()}
+        initial = sum(size for name, size in sizes.items() if name.endswith("initial_state"))
+        total = sum(sizes.values()) - initial
+        return RunFacts(total, initial, 0, 2 * total, **course)
     costs, context = cost(SavedModel(run.folder).config()), data_sizes(config)[0]
     return RunFacts(
         parameters=costs.parameters,
         initial_state_parameters=costs.initial_state_parameters,
         state_elements=costs.state_elements or costs.kv_elements_per_token * context,
         flops_per_token=costs.training_flops_per_token(context) // 3,
-        steps=config.schedule.steps,
-        lr=config.optim.lr,
-        seconds=metrics[-1]["seconds"] if metrics else 0.0,
-        valid_loss=metrics[-1].get("valid/loss") if metrics else None,
+        **course,
     )
 
 
 def expected_work(config: TrainConfig) -> float:
     """Estimate the duration of a run in FLOPs, without opening text: only the ratio of two runs matters."""
     length, vocabulary = data_sizes(config)
+    if config.adapt is not None:  # its size is known when it is loaded
+        return float(config.schedule.steps * config.data.batch_size * length * 4 * OVERHEAD)
     per_token = cost(config.model.build(vocabulary)).training_flops_per_token(length) + OVERHEAD
     return float(config.schedule.steps * config.data.batch_size * length * per_token)
 

@@ -91,13 +91,13 @@ def run_study(
 
 def _run(study: Study, output: Path, processes: int, progress: MakeProgress) -> dict[str, str]:
     """Run the jobs. Returns the end of the log of each that failed."""
-    rounds: dict[int, list[Job]] = {}
+    rounds: dict[tuple[int, int], list[Job]] = {}
     for variant, seed in study.runs():
         # One round if most runs have one seed: the processes do not wait for the last run of a seed.
-        rounds.setdefault(seed if study.by_seed else 0, []).append(variant.job(seed))
+        rounds.setdefault((variant.stage, seed if study.by_seed else 0), []).append(variant.job(seed))
     prepare_corpora([job for jobs in rounds.values() for job in jobs])
     failures: dict[str, str] = {}
-    for seed, jobs in rounds.items():
+    for (_, seed), jobs in sorted(rounds.items(), key=lambda item: item[0]):
         if study.by_seed:
             log.info("seed %d: %d runs", seed, len(jobs))
         with progress(jobs) as listener:

@@ -48,6 +48,8 @@ class Variant:
     measurements: Mapping[str, Measurement]
     """By name: the results are in evaluations/NAME of each run."""
     seeds: int = 1
+    stage: int = 0
+    """Runs of a stage begin when those of the stages before have ended: they may start from their weights."""
 
     def run_name(self, seed: int) -> str:
         """Name of the run of a seed."""

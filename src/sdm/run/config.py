@@ -10,6 +10,7 @@ from sdm.data.config import CorpusConfig, DataConfig
 from sdm.errors import check_not_negative, check_positive
 from sdm.models.layer_types import LAYER_TYPES
 from sdm.models.model_config import ModelConfig
+from sdm.run.adapt import AdaptConfig
 from sdm.run.errors import TrainingError
 from sdm.run.mesh import MeshConfig
 
@@ -228,6 +229,8 @@ class TrainConfig:
     """Of the initialisation."""
     init_from: Path | None = None
     """A run's or a model's folder to take the weights from; the sizes must be those of `model`."""
+    adapt: AdaptConfig | None = None
+    """Train a causal LM of transformers instead of `model`, which is not used then: see the recipe graft."""
 
     def __post_init__(self) -> None:
         if not 0 <= self.seed < 2**64:
@@ -238,6 +241,9 @@ class TrainConfig:
                 f"{self.compute.accumulation}"
             )
         layout = self.data.layout if isinstance(self.data, CorpusConfig) else "rows"
+        if self.adapt is not None:
+            self._check_adapted(self.adapt, layout)
+            return
         segments = self.compute.checkpointing == "segment"
         if segments and layout == "packed":
             raise TrainingError('compute.checkpointing = "segment" needs data.layout "rows" or "stream", got "packed"')
@@ -247,6 +253,23 @@ class TrainConfig:
                 raise TrainingError(f"{what} carries states on, and that of {kind} grows with every token")
         if layout == "stream" and self.compute.checkpointing == "block":
             raise TrainingError('data.layout = "stream" takes compute.checkpointing "none" or "segment", got "block"')
+
+    def _check_adapted(self, adapt: AdaptConfig, layout: str) -> None:
+        compute = self.compute
+        if compute.checkpointing == "segment" or compute.compile:
+            what = "compute.compile" if compute.compile else 'compute.checkpointing = "segment"'
+            raise TrainingError(f"{what} is for models of this library; leave it out with adapt")
+        if (compute.mesh.data or 1) * compute.mesh.context * compute.mesh.channel > 1:
+            raise TrainingError("compute.mesh: a run with adapt is one process; for several, use transformers.Trainer")
+        if layout == "stream" and adapt.method != "graft":
+            raise TrainingError(
+                f'data.layout = "stream" carries the states of memories on, and adapt.method = {adapt.method!r} has '
+                'none; take data.layout = "rows"'
+            )
+        if layout == "stream" and compute.checkpointing == "block":
+            raise TrainingError('data.layout = "stream" takes compute.checkpointing "none" with adapt, got "block"')
+        if self.init_from is not None:
+            raise TrainingError("init_from is for models of this library; with adapt, the weights come from adapt.base")
 
     def unbounded_layers(self) -> list[str]:
         """Return the layer types whose state grows with every token, so that no stream can carry it."""

@@ -81,6 +81,8 @@ def _value(hint: Any, value: Any, name: str) -> Any:
     """A value of the type that a field has, or an error that names the field."""
     options = typing.get_args(hint) if typing.get_origin(hint) in (typing.Union, types.UnionType) else (hint,)
     classes: list[Any] = [option for option in options if dataclasses.is_dataclass(option) or option is ModelConfig]
+    if value is None and type(None) in options:
+        return None
     if classes:
         kind = value.get(KIND) if isinstance(value, dict) else None
         chosen = [option for option in classes if kind == option.__name__]

@@ -6,11 +6,12 @@ import contextlib
 import re
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import torch
 from safetensors import SafetensorError
 from safetensors.torch import save_file
-from torch import Tensor
+from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 
 from sdm.data.tokenization import Tokenizer
@@ -20,6 +21,7 @@ from sdm.models import SDMConfig, SDMForCausalLM
 from sdm.models.manifest import MANIFEST, read_manifest, write_manifest
 from sdm.models.saved_folder import CHAT_TEMPLATE, INDEX, WEIGHTS, no_progress_bar, write_chat_template
 from sdm.ranks import ALONE, Ranks
+from sdm.run.adapted_model import for_export
 from sdm.run.errors import TrainingError
 
 _WRITTEN = (
@@ -38,7 +40,7 @@ _PART = re.compile(r"model(-\d{5}-of-\d{5})?\.safetensors")
 
 
 def export_model(
-    model: SDMForCausalLM,
+    model: Any,
     tokenizer: Tokenizer | None,
     folder: Path,
     ranks: Ranks = ALONE,
@@ -79,7 +81,7 @@ def export_model(
         with contextlib.ExitStack() as stack, no_progress_bar():
             temporary = ranks.on_rank0(begin)
             if ranks.size == 1:
-                model.save_pretrained(temporary)
+                for_export(model).save_pretrained(temporary)
             else:
                 _save_sharded(model, model_tensors(model) if tensors is None else tensors(), temporary, ranks)
             ranks.on_rank0(complete)
@@ -148,7 +150,7 @@ def _nbytes(x: Tensor) -> int:
     return x.numel() * x.element_size()
 
 
-def model_tensors(model: SDMForCausalLM) -> dict[str, Tensor]:
+def model_tensors(model: nn.Module) -> dict[str, Tensor]:
     """Return the weights and buffers that checkpoints and exports hold. Tied weights appear once."""
     saved = model.state_dict().keys()
     buffers = {name: x for name, x in model.named_buffers() if name in saved}
@@ -178,7 +180,9 @@ def _is_written(name: str, folder: Path) -> bool:
 
 
 def _is_export(folder: Path) -> bool:
+    """Whether a folder holds a model of this library, or one of transformers with the manifest that an export has."""
     try:
-        return read_json(folder / "config.json").get("model_type") == SDMConfig.model_type
+        ours = read_json(folder / "config.json").get("model_type") == SDMConfig.model_type
+        return ours or (folder / MANIFEST).is_file()
     except (OSError, DamagedFile):
         return False

@@ -25,6 +25,7 @@ _PARTIAL = re.compile(r"\.[0-9a-f]{8}(-(run\.json|metrics\.jsonl))?")
 
 # Fields that may change when a run is resumed: they change what is shown and kept, not what is computed.
 FREE = (
+    "adapt.base",
     "checkpoint.",
     "compute.checkpointing",
     "compute.compile",

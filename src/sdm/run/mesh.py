@@ -73,6 +73,8 @@ def resolve(config: TrainConfig, world_size: int) -> Mesh:
     """
     wanted = config.compute.mesh
     others = wanted.context * wanted.channel
+    if config.adapt is not None and world_size > 1:
+        raise TrainingError(f"a run with adapt is one process, got {world_size}; for several, use transformers.Trainer")
     mesh = Mesh(wanted.data or max(world_size // others, 1), wanted.context, wanted.channel)
     if mesh.size != world_size:
         processes = "1 process" if world_size == 1 else f"{world_size} processes"

@@ -10,9 +10,12 @@ from sdm.data.config import CorpusConfig
 from sdm.data.loader import open_data
 from sdm.data.tokenization import Tokenizer, load_tokenizer
 from sdm.models import SDMConfig, SDMForCausalLM
+from sdm.models.causal_lm import load_foreign_model
 from sdm.models.fingerprint import architecture
 from sdm.models.manifest import check_manifest
 from sdm.models.saved_folder import CONFIG, load_config, load_model
+from sdm.run.adapted_model import build_adapted
+from sdm.run.config import TrainConfig
 from sdm.run.errors import TrainingError
 from sdm.run.export import export_model, model_tensors
 from sdm.run.folder import EXPORT, Run
@@ -55,11 +58,15 @@ class SavedModel:
         if state is None:
             return self.load().config  # or the reason why it cannot be loaded
         self._log_step(state["step"])
-        return _built(self._run)[0]
+        return _built(self._run)[0].config
 
-    def load(self) -> SDMForCausalLM:
-        """Return the model in evaluation mode."""
+    def load(self) -> Any:
+        """Return the model in evaluation mode: ours, or of a run with `adapt` one of transformers."""
         if self._run is None:
+            run = Run.around(self.path)
+            if run is not None and run.config().adapt is not None:
+                check_manifest(self.folder)
+                return load_foreign_model(self.folder).eval()
             return load_model(self.folder)
         model, _, step = restore(self._run)
         self._log_step(step)
@@ -85,10 +92,9 @@ def export_run(folder: Path, output: Path | None = None, chat_template: bool = F
     return export_model(model, tokenizer, output or run.export, chat_template=chat_template)
 
 
-def restore(run: Run) -> tuple[SDMForCausalLM, Tokenizer | None, int]:
+def restore(run: Run) -> tuple[Any, Tokenizer | None, int]:
     """Return the model of a run's newest good checkpoint, its tokenizer if it has one, and the step."""
-    config, tokenizer = _built(run)
-    model = SDMForCausalLM(config)
+    model, tokenizer = _built(run)
     tensors = {f"model.{name}": x for name, x in model_tensors(model).items()}
     store = run.checkpoints()
     state = store.newest(lambda state: store.load(state["step"], tensors))
@@ -96,17 +102,24 @@ def restore(run: Run) -> tuple[SDMForCausalLM, Tokenizer | None, int]:
     return model, tokenizer, state["step"]
 
 
-def _built(run: Run) -> tuple[SDMConfig, Tokenizer | None]:
-    """The configuration of the model of a run, and the tokenizer."""
+def new_model(config: TrainConfig, vocab_size: int, tokenizer: Tokenizer | None) -> Any:
+    """Return the model of a run as it is before the first step."""
+    if config.adapt is not None:
+        return build_adapted(config.adapt, vocab_size, tokenizer)
+    return SDMForCausalLM(config.model.build(vocab_size, None if tokenizer is None else tokenizer.eos_id))
+
+
+def _built(run: Run) -> tuple[Any, Tokenizer | None]:
+    """The model of a run with new weights, and the tokenizer."""
     config = run.config()
     if not run.has_begun():
         raise TrainingError(f"the run in {run.folder} has no checkpoint yet")
     recorded = run.recorded_tokenizer() if isinstance(config.data, CorpusConfig) else None
     if recorded is not None:
         tokenizer = load_tokenizer(recorded)
-        return config.model.build(tokenizer.vocab_size, tokenizer.eos_id), tokenizer
+        return new_model(config, tokenizer.vocab_size, tokenizer), tokenizer
     data = open_data(config.data, "train", config.schedule.steps)  # a task, which has no tokenizer
-    return config.model.build(data.vocab_size, None), None
+    return new_model(config, data.vocab_size, None), None
 
 
 def load_weights(model: SDMForCausalLM, path: Path, tokenizer: Tokenizer | None) -> None:

@@ -5,29 +5,41 @@ from __future__ import annotations
 import math
 
 import torch
+from torch import nn
 
-from sdm.models import SDMForCausalLM
+from sdm.models.causal_lm import exempt_from_decay
 from sdm.run.config import OptimConfig, ScheduleConfig
 
 INITIAL_STATE = "initial_state"
 
 
-def make_optimizer(model: SDMForCausalLM, config: OptimConfig) -> torch.optim.AdamW:
+def make_optimizer(model: nn.Module, config: OptimConfig, adapted_lr: float | None = None) -> torch.optim.AdamW:
     """Return AdamW with three groups: weights with decay, weights without, and learned initial states.
 
     Each group has `base_lr`, its learning rate at the peak of the schedule.
+
+    Args:
+        model: what to train; frozen parameters are left out.
+        config: rates and decay.
+        adapted_lr: learning rate of what is outside of grafted memories, in two groups of its own; None: config.lr.
     """
-    exempt = model.no_weight_decay()
-    groups: dict[str, list[torch.nn.Parameter]] = {"decayed": [], "exempt": [], INITIAL_STATE: []}
+    exempt = exempt_from_decay(model)
+    names = ("decayed", "exempt", INITIAL_STATE, "base decayed", "base exempt")
+    groups: dict[str, list[torch.nn.Parameter]] = {name: [] for name in names}
     for name, parameter in model.named_parameters():
         if not parameter.requires_grad:
             continue
         if name.endswith(INITIAL_STATE):
             groups[INITIAL_STATE].append(parameter)
         else:
-            groups["exempt" if name in exempt else "decayed"].append(parameter)
+            kind = "exempt" if name in exempt else "decayed"
+            outside = adapted_lr is not None and ".memory." not in name
+            groups[f"base {kind}" if outside else kind].append(parameter)
     initial_lr = config.lr if config.initial_state_lr is None else config.initial_state_lr
+    adapted = config.lr if adapted_lr is None else adapted_lr
     settings = {
+        "base decayed": (adapted, config.weight_decay),
+        "base exempt": (adapted, 0.0),
         "decayed": (config.lr, config.weight_decay),
         "exempt": (config.lr, 0.0),
         INITIAL_STATE: (initial_lr, config.initial_state_decay),

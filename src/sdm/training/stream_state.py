@@ -6,10 +6,10 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.distributed.checkpoint.stateful import Stateful
 
-from sdm.models import SDMForCausalLM
+from sdm.models.causal_lm import carried_layers
 from sdm.models.likelihood import States
 from sdm.training.parallel import Parallel
 
@@ -29,8 +29,8 @@ class StreamState(Stateful):
         parallel: the ranks of the run.
     """
 
-    def __init__(self, model: SDMForCausalLM, pieces: Sequence[range], batch_size: int, parallel: Parallel) -> None:
-        self._kinds = [block.mixer.start_state(0) for block in model.model.layers]
+    def __init__(self, model: nn.Module, pieces: Sequence[range], batch_size: int, parallel: Parallel) -> None:
+        self._kinds = [layer.start_state(0) for layer in carried_layers(model)]
         self._device, self._parallel, self._batch_size = parallel.device, parallel, batch_size
         self._pieces = pieces
         self._states: list[States | None] = [None] * len(pieces)

@@ -29,7 +29,7 @@ logger = logging.getLogger(__name__)
 
 def seconds_of_run(
     config: TrainConfig,
-    model: SDMForCausalLM,
+    model: nn.Module,
     data: BatchSource,
     loss: Callable[[Batch], Tensor],
     rows: int,
@@ -106,7 +106,7 @@ def oversubscription(share: float) -> str | None:
     )
 
 
-def _cut(batch: Batch, model: SDMForCausalLM) -> Batch:
+def _cut(batch: Batch, model: nn.Module) -> Batch:
     """As many rows, then as many tokens of one, as take about `FLOPS`."""
     tokens = max(64, int(FLOPS * batch.num_tokens / _flops(model, batch)))
     if tokens >= batch.num_tokens:
@@ -119,11 +119,13 @@ def _cut(batch: Batch, model: SDMForCausalLM) -> Batch:
     return Batch(batch.input_ids[:rows, :length], batch.targets[:rows, :length], bounds, reset)
 
 
-def _flops(model: SDMForCausalLM, batch: Batch) -> float:
+def _flops(model: nn.Module, batch: Batch) -> float:
     """Of packed documents, as if each had the mean length."""
     length = batch.input_ids.shape[1]
     if batch.cu_seqlens is not None:
         length = max(1, length // (len(batch.cu_seqlens) - 1))
+    if not isinstance(model, SDMForCausalLM):
+        return 6.0 * batch.num_tokens * sum(x.numel() for x in model.parameters())
     return float(batch.num_tokens) * cost(model.config).training_flops_per_token(length)
 
 
@@ -141,7 +143,7 @@ def _elapsed(run: Callable[[], None]) -> float:
     return time.perf_counter() - start
 
 
-def _optimizer_seconds(model: SDMForCausalLM) -> float:
+def _optimizer_seconds(model: nn.Module) -> float:
     """Seconds of AdamW and of clipping, by a sample of the parameters."""
     total, taken, sample = sum(x.numel() for x in model.parameters()), 0, []
     for x in model.parameters():

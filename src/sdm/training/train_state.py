@@ -10,12 +10,11 @@ from collections.abc import Iterator, Mapping
 from typing import Any, Protocol, runtime_checkable
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.distributed.checkpoint.stateful import Stateful
 
 from sdm.data.batch import BatchSource
 from sdm.data.loader import Batches
-from sdm.models import SDMForCausalLM
 from sdm.run.checkpoint import CheckpointStore
 from sdm.run.export import model_tensors
 from sdm.training.parallel import Parallel
@@ -70,7 +69,7 @@ def _flat(tensors: Mapping[str, Tensors]) -> Tensors:
 class ModelState(Stateful):
     """The weights and buffers of the model. `run.model` reads the same tensors without a trainer."""
 
-    def __init__(self, model: SDMForCausalLM, parallel: Parallel | None = None) -> None:
+    def __init__(self, model: nn.Module, parallel: Parallel | None = None) -> None:
         self._model, self._parallel = model, parallel or Parallel()
 
     def state_dict(self) -> dict[str, Any]:
@@ -86,9 +85,7 @@ class ModelState(Stateful):
 class OptimizerState(Stateful):
     """The optimizer's moments and step counts, by the parameter's name."""
 
-    def __init__(
-        self, model: SDMForCausalLM, optimizer: torch.optim.Optimizer, parallel: Parallel | None = None
-    ) -> None:
+    def __init__(self, model: nn.Module, optimizer: torch.optim.Optimizer, parallel: Parallel | None = None) -> None:
         self._model, self._optimizer, self._parallel = model, optimizer, parallel or Parallel()
 
     def state_dict(self) -> dict[str, Any]:

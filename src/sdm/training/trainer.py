@@ -29,16 +29,17 @@ from sdm.data.config import CorpusConfig
 from sdm.data.loader import open_data
 from sdm.files import remove_leftovers
 from sdm.layers.memory_statistics import evaluating
-from sdm.models import SDMConfig, SDMForCausalLM
+from sdm.models.causal_lm import causal_nll
 from sdm.ranks import is_lost
 from sdm.run import Run
+from sdm.run.adapted_model import teacher_of
 from sdm.run.checkpoint import CheckpointError, verify
 from sdm.run.config import TrainConfig
 from sdm.run.config_file import to_json
 from sdm.run.errors import TrainingError, TrainingStopped
 from sdm.run.export import check_replaceable, export_model
 from sdm.run.folder import TOKENIZER
-from sdm.run.model import load_weights
+from sdm.run.model import load_weights, new_model
 from sdm.signals import Interrupted, PostponedSignals, silence
 from sdm.training import memory_estimate, time_estimate
 from sdm.training.guards import Guard
@@ -109,16 +110,22 @@ class Trainer:
         if config.monitor.sample_every and (self.tokenizer is None or self.ranks.size > 1):
             reason = "the data is no text" if self.tokenizer is None else f"there are {self.ranks.size} processes"
             raise TrainingError(f"monitor.sample_every cannot be served, because {reason}; set it to 0")
-        eos_id = None if self.tokenizer is None else self.tokenizer.eos_id
-        model_config = config.model.build(self.data.vocab_size, eos_id)
-        needs = lambda: memory_estimate.check(config, model_config, self.data, self.device, self.parallel.mesh)  # noqa: E731
-        self._info(self.ranks.gather_call(needs)[0])
+        if config.adapt is None:
+            eos_id = None if self.tokenizer is None else self.tokenizer.eos_id
+            model_config = config.model.build(self.data.vocab_size, eos_id)
+            needs = lambda: memory_estimate.check(config, model_config, self.data, self.device, self.parallel.mesh)  # noqa: E731
+            self._info(self.ranks.gather_call(needs)[0])
 
-        self.model = self._build(model_config)
+        self.model = self._build()
+        if config.adapt is not None:
+            self.teacher = teacher_of(config.adapt, self.model)  # a frozen base to distill from
+            trained = sum(x.numel() for x in self.model.parameters() if x.requires_grad)
+            self._info(f"{trained:,} of {sum(x.numel() for x in self.model.parameters()):,} parameters are trained")
         self._pieces = self.parallel.pieces(self.data.batch_size, config.compute.accumulation)
         self.streams = StreamState(self.model, self._pieces, self.data.batch_size, self.parallel)
         self.parallel.shard(self.model)
-        self.optimizer = make_optimizer(self.model, config.optim)
+        adapted_lr = None if config.adapt is None else config.adapt.base_lr
+        self.optimizer = make_optimizer(self.model, config.optim, adapted_lr)
         create_moments(self.optimizer)
         self.weights = ModelState(self.model, self.parallel)
         self.position = DataState(self.data)
@@ -142,11 +149,11 @@ class Trainer:
         if config.monitor.display != "none":
             self._info(f"{self._duration()} for {config.schedule.steps} steps")
 
-    def _build(self, config: SDMConfig) -> SDMForCausalLM:
+    def _build(self) -> Any:
         """The model with its initial weights. Ranks other than the first have none: they get those of the first."""
         torch.manual_seed(self.config.seed)
         with contextlib.nullcontext() if self.ranks.first else torch.device("meta"):
-            model = SDMForCausalLM(config).train()
+            model = new_model(self.config, self.data.vocab_size, self.tokenizer).train()
         if self.ranks.size == 1:
             torch.nn.Module.to(model, self.device)
         path, begun = self.config.init_from, self.ranks.on_rank0(self.this_run.has_begun)
@@ -346,9 +353,14 @@ class Trainer:
             carry, before, begins = batch.reset is not None, None, None
             if batch.reset is not None:
                 before, begins = self.streams.begin(place, batch.reset, self._streams_begin)
-            total, after = self.model.nll(
-                batch.input_ids, batch.targets, batch.cu_seqlens, before, carry, segment_length, begins=begins
-            )
+            tokens, adapt = (batch.input_ids, batch.targets, batch.cu_seqlens), self.config.adapt
+            if adapt is None:
+                total, after = self.model.nll(*tokens, before, carry, segment_length, begins=begins)
+            else:
+                distill = adapt.distill if self.model.training else 0.0  # held-out loss is the likelihood alone
+                total, after = causal_nll(
+                    self.model, *tokens, before, carry, begins, distill, adapt.distill_tokens, self.teacher
+                )
             if carry and after is not None:
                 self.streams.keep(place, after)
             return total / max(num_targets, 1)

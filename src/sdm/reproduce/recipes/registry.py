@@ -14,6 +14,7 @@ from typing import Any
 
 from sdm.data.mad import MADTask
 from sdm.models.ladder import LEVELS
+from sdm.reproduce.recipes.graft import graft
 from sdm.reproduce.recipes.ladder import ladder
 from sdm.reproduce.recipes.long_context import long_context
 from sdm.reproduce.recipes.mini import mini
@@ -34,6 +35,7 @@ GROUPS: dict[str, dict[str, Recipe]] = {
         "mini": mini,
         "ladder": ladder,
         "long-context": long_context,
+        "graft": graft,
     },
     "Tasks": {
         "recall": recall,
