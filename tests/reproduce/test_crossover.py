@@ -9,6 +9,7 @@ import pytest
 from reproduce.made import losses, study_results
 from sdm.reproduce.crossover import BASELINE, CHANGES, RIVAL, SHORT, crossover_study, variant
 from sdm.reproduce.run_study import run_study, study_page
+from sdm.run.folder import changed_fields
 
 
 @pytest.mark.parametrize("width", [64, 128])
@@ -41,6 +42,20 @@ def test_runs() -> None:
     assert len(names) == 3 * 3 * (3 + 1) + 17 * 3
     small = crossover_study((64,), (256,), 1, ablations=False)
     assert {one.name for one, _ in small.runs()} == {f"d64-256-{name}-s{{seed}}" for name in ("sdm", "gdn", "sdm-keys")}
+
+
+def test_longer_runs_branch_off_shorter_ones() -> None:
+    """Branches are exact: the configurations differ in the steps and the decay alone."""
+    study = crossover_study((64,), (SHORT, 2 * SHORT, 8 * SHORT), 2, ablations=False, text="pypi", changes=())
+    jobs = {job.name: job for job in (one.job(seed) for one, seed in study.runs())}
+    assert len(jobs) == 2 * 3 * 2
+    assert jobs["pypi-d64-512-gdn-s1"].after is None
+    assert jobs["pypi-d64-4096-gdn-s1"].after == "pypi-d64-1024-gdn-s1"
+    for job in jobs.values():
+        assert job.config.data.sources == ("pypi",)  # type: ignore[union-attr]
+        if job.after is not None:
+            changed = {name for name, _, _ in changed_fields(jobs[job.after].config, job.config)}
+            assert changed == {"schedule.steps", "schedule.decay"}
 
 
 def test_page() -> None:

@@ -17,6 +17,7 @@ from typing import Any
 import pytest
 
 from processes import stop
+from sdm.data import RecallConfig
 from sdm.errors import UserError
 from sdm.evaluation.measurement import Measurement
 from sdm.evaluation.nll import Likelihood
@@ -56,6 +57,27 @@ def test_jobs(tmp_path: Path) -> None:
     assert modified(tmp_path / "runs") == written
     longer = recall_job("recall", schedule=ScheduleConfig(steps=10, warmup=2))
     assert facts(run_jobs([longer], tmp_path / "runs", 2)["recall"]).steps == 10
+
+
+def test_a_job_begins_from_the_shorter_one_that_it_comes_after(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The longer job waits, takes only the steps that are missing, and ends as if it had been trained alone."""
+    data = RecallConfig(num_pairs=4, num_keys=8, num_values=4, batch_size=4, curriculum=False)
+
+    def job(name: str, steps: int, after: str | None = None) -> Job:
+        schedule = ScheduleConfig(steps=steps, warmup=1, decay=2)
+        return Job(name, recall_run(data=data, schedule=schedule), RECALL, float(steps), after)
+
+    seen: list[Mapping[str, JobStatus]] = []
+    chain = [job("long", 8, "short"), job("short", 5), job("lost", 6, "absent")]
+    found = run_jobs(chain, tmp_path / "chain", 2, lambda statuses: seen.append(dict(statuses)))
+    alone = run_jobs([job("long", 8)], tmp_path / "alone", 1)
+    assert found["long"].measured == alone["long"].measured
+    assert all(one["short"].state == "done" for one in seen if one["long"].state != "waiting")
+    assert (seen[-1]["long"].first_step, seen[-1]["short"].first_step) == (2, 0)  # the newest line of metrics
+    assert "lost is trained from the start, not from absent" in caplog.text
+    assert facts(found["lost"]).steps == 6
 
 
 def modified(folder: Path) -> dict[Path, int]:

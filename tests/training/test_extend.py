@@ -47,6 +47,31 @@ def test_a_run_in_its_decay_goes_back_to_its_start(tmp_path: Path) -> None:
     assert_same(train(steps(12, 4), tmp_path / "run"), expected)
 
 
+def test_a_branch_is_a_run_that_was_longer_from_the_start(tmp_path: Path) -> None:
+    """The shorter run stays as it is: its last checkpoint and its export are those of its own decay."""
+    expected = train(steps(12, 4), tmp_path / "whole")
+    short, long = Run(tmp_path / "short"), Run(tmp_path / "long")
+    end = train(steps(8, 3), short.folder)
+    assert long.branch(short, steps(12, 4)) == 5
+    assert [line["step"] for line in long.metrics()] == [2, 4]
+    assert_same(train(steps(12, 4), long.folder), expected)
+    assert_same(train(steps(8, 3), short.folder), end)
+    losses = [[line["loss"] for line in Run(tmp_path / name).metrics()] for name in ("whole", "long")]
+    assert losses[0] == losses[1]
+
+
+def test_a_branch_needs_the_same_steps_and_a_new_folder(tmp_path: Path) -> None:
+    short, long = Run(tmp_path / "short"), Run(tmp_path / "long")
+    with pytest.raises(TrainingError, match="has no checkpoint to begin from"):
+        long.branch(short, steps(12, 4))
+    train(steps(8, 3), short.folder)
+    with pytest.raises(TrainingError, match=r"schedule.warmup was 2 and is 3"):
+        long.branch(short, steps(12, 4, warmup=3))
+    assert not long.folder.exists()
+    with pytest.raises(TrainingError, match="only a new one can branch off"):
+        short.branch(short, steps(12, 4))
+
+
 def test_the_start_of_the_decay_is_kept_beside_the_newest(tmp_path: Path) -> None:
     train(steps(12, 6, checkpoint=CheckpointConfig(every=2, keep=2)), tmp_path)
     assert Run(tmp_path).checkpoints().steps() == [6, 10, 12]

@@ -78,6 +78,10 @@ class Crossover:
     """Seeds at the smallest width; the others have one."""
     ablations: bool = True
     """Also train every change of the recipe, to 512 steps at the smallest width."""
+    text: Literal["code", "pypi"] = "code"
+    """The standard library, 4M tokens; or packages of the package index, 79M tokens."""
+    changes: tuple[str, ...] = ("sdm-keys",)
+    """Changes of the recipe that are trained to all steps and widths, besides plain SDM and GDN."""
     report_only: bool = False
     """Run nothing, and write the page from the runs that are there."""
     json: bool = False
@@ -85,15 +89,18 @@ class Crossover:
 
     def run(self) -> None:
         """Run the study and print its findings."""
-        from sdm.reproduce.crossover import crossover_study
+        from sdm.reproduce.crossover import CHANGES, crossover_study
 
+        for change in self.changes:
+            if change not in CHANGES:
+                raise UserError(f"--changes must be of {', '.join(CHANGES)}; got {change!r}")
         for name, values in (("widths", self.widths), ("steps", self.steps), ("seeds", (self.seeds,))):
             if not values or min(values) < 1:
                 raise UserError(f"--{name} must be one or more positive numbers, got {values}")
         for width in self.widths:
             if width % 32:
                 raise UserError(f"--widths must be multiples of 32, the size of a head, got {width}")
-        study = crossover_study(self.widths, self.steps, self.seeds, self.ablations)
+        study = crossover_study(self.widths, self.steps, self.seeds, self.ablations, self.text, self.changes)
         _run(study, self.output, self.processes, self.report_only, self.json)
 
 

@@ -18,7 +18,7 @@ class Tokenizer(Command):
     command: Annotated[Literal["train"], tyro.conf.Positional]
     """What to do."""
     source: Annotated[str, tyro.conf.Positional]
-    """"code", "text", a file, a folder, or hf:NAME."""
+    """"code", "text", a file, a folder, pypi:NAME==VERSION or hf:NAME."""
     output: Annotated[Path, tyro.conf.Positional]
     """The folder to write."""
     vocab_size: int = 4096

@@ -24,7 +24,8 @@ class CorpusConfig:
     """Text of one or more sources."""
 
     sources: tuple[str, ...] = ("code",)
-    """"code" (the standard library), "text" (the State of the Union), files, folders, or "hf:NAME[:CONFIGURATION]"."""
+    """"code" (the standard library), "text" (the State of the Union), "pypi" or "pypi:NAME==VERSION" (packages), files,
+    folders, or "hf:NAME[:CONFIGURATION]"."""
     weights: tuple[float, ...] = ()
     """Share of the rows that each source gets; empty: equal shares."""
     suffixes: tuple[str, ...] = ()

@@ -24,7 +24,7 @@ BLOCK = 1024  # rows that the mixture deals at a time
 
 def open_corpus(config: CorpusConfig, split: str = "train") -> Corpus:
     """Tokenise what is not in the cache yet, and open one split."""
-    sources = tuple(open_source(spec, config.suffixes, config.text_key) for spec in config.sources)
+    sources = tuple(open_source(spec, config.suffixes, config.text_key, config.cache_dir) for spec in config.sources)
     fractions = config.valid_fraction, config.test_fraction
     tokenizer = prepare_tokenizer(config.tokenizer, sources, *fractions, config.cache_dir)
     stores = [

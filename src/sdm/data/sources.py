@@ -1,4 +1,4 @@
-"""Where documents come from: folders and files of several formats, Hugging Face datasets, built-in corpora."""
+"""Where documents come from: folders and files of several formats, Hugging Face datasets, packages, built-ins."""
 
 from __future__ import annotations
 
@@ -23,6 +23,8 @@ FORMATS = (".jsonl", ".jsonl.gz", ".jsonl.zst", ".json", ".csv", ".parquet")
 DEFAULT_SUFFIXES = (".txt", ".md", *FORMATS)
 SET_TEXT_KEY = "name the right one with --data.text-key (text_key)"
 HUGGING_FACE = "hf:"
+PYPI = "pypi:"
+BUILT_IN = ("code", "text", "pypi")
 READ_BYTES = 2**16  # at a time
 COMPRESSED_BYTES = 2**11  # at a time: zstandard expands what it is given at once, up to 32768 times
 LONGEST_LINE = 2**30  # bytes
@@ -60,18 +62,22 @@ class Source(Protocol):
 
 
 def is_named(spec: str) -> bool:
-    """Return whether `open_source` takes a source by its name ("code", "text", "hf:NAME") and not by its path."""
-    return spec in ("code", "text") or spec.startswith(HUGGING_FACE)
+    """Return whether `open_source` takes a source by its name ("code", "pypi:NAME", "hf:NAME"), not by its path."""
+    return spec in BUILT_IN or spec.startswith((HUGGING_FACE, PYPI))
 
 
-def open_source(spec: str, suffixes: tuple[str, ...] = (), text_key: str = "text") -> Source:
+def open_source(
+    spec: str, suffixes: tuple[str, ...] = (), text_key: str = "text", cache_dir: Path | None = None
+) -> Source:
     """The source that `spec` names.
 
     Args:
-        spec: "code", "text", "hf:NAME" or "hf:NAME:CONFIGURATION", a file, or a folder ("./code" is a folder).
+        spec: "code", "text", "pypi", "pypi:NAME==VERSION#sha256=HEX", "hf:NAME" or "hf:NAME:CONFIGURATION", a file, or
+            a folder ("./code" is a folder).
         suffixes: the files to take from a folder; those with a format of their own are read so, others as plain text.
             Empty takes `DEFAULT_SUFFIXES`.
         text_key: the field or column that holds the text in .jsonl, .json, .csv, .parquet and Hugging Face datasets.
+        cache_dir: where packages are kept; as in `CorpusConfig`.
     """
     if spec == "code":
         return standard_library()
@@ -79,6 +85,10 @@ def open_source(spec: str, suffixes: tuple[str, ...] = (), text_key: str = "text
         return state_of_the_union()
     if spec.startswith(HUGGING_FACE):
         return HuggingFaceSource(spec, text_key)
+    if spec == "pypi" or spec.startswith(PYPI):
+        from sdm.data.pypi import PackageSource
+
+        return PackageSource(spec, cache_dir)
     return FileSource(spec, Path(spec).expanduser(), suffixes, text_key)
 
 
@@ -250,7 +260,7 @@ class FileSource:
                     f"{SET_TEXT_KEY}"
                 )
             rows = (text for batch in file.iter_batches(64, columns=[self.text_key]) for text in batch.column(0))
-            expansion = _Expansion(path.stat().st_size)
+            expansion = Expansion(path.stat().st_size)
             for number, scalar in enumerate(rows, 1):
                 text = scalar.as_py()
                 if not isinstance(text, str):
@@ -328,7 +338,7 @@ def read_lines(path: Path) -> Iterator[bytes]:
             yield from _split_lines(iter(lambda: file.read(READ_BYTES), b""))
 
 
-class _Expansion:
+class Expansion:
     """Counts what a compressed file expands to; out of all proportion to its size it is an OSError."""
 
     def __init__(self, size: int) -> None:
@@ -341,7 +351,7 @@ class _Expansion:
 
 
 def _bounded(pieces: Iterable[bytes], file: BinaryIO) -> Iterator[bytes]:
-    expansion = _Expansion(os.fstat(file.fileno()).st_size)
+    expansion = Expansion(os.fstat(file.fileno()).st_size)
     for piece in pieces:
         expansion.add(len(piece))
         yield piece

@@ -12,7 +12,7 @@ from sdm.data.config import CorpusConfig
 from sdm.data.errors import DataError
 from sdm.data.prepare import prepare_tokens
 from sdm.data.shards import TokenStore
-from sdm.data.sources import Document, Source, is_named, open_source
+from sdm.data.sources import BUILT_IN, Document, Source, is_named, open_source
 from sdm.data.splits import split_documents
 from sdm.data.tokenization import Tokenizer
 from sdm.errors import UserError
@@ -20,7 +20,6 @@ from sdm.evaluation.eval_model import EvalModel
 from sdm.evaluation.measurement import Measurement
 
 Split = Literal["auto", "train", "valid", "test", "all"]
-BUILT_IN = ("code", "text")
 
 
 @dataclass(frozen=True)
@@ -70,11 +69,11 @@ class TextMeasurement(Measurement):
     """Base of the measurements on text."""
 
     data: tuple[str, ...] = ()
-    """"code" (the standard library), "text" (the State of the Union), files, folders, or "hf:NAME[:CONFIGURATION]".
-    None: what the run was trained on."""
+    """"code" (the standard library), "text" (the State of the Union), "pypi" or "pypi:NAME==VERSION" (packages), files,
+    folders, or "hf:NAME[:CONFIGURATION]". None: what the run was trained on."""
     split: Split = "auto"
-    """Which documents of a source. auto: those of a run's own sources and of "code" and "text" that are held out from
-    training and from choices (test); all of any other source, which you hold out yourself."""
+    """Which documents of a source. auto: those of a run's own sources and of "code", "text" and "pypi" that are
+    held out from training and from choices (test); all of any other source, which you hold out yourself."""
     suffixes: tuple[str, ...] = ()
     """Files to take from folders, such as .py; none: .txt, .md, .jsonl (also .gz and .zst) and .parquet."""
     text_key: str = "text"
@@ -103,8 +102,8 @@ class TextMeasurement(Measurement):
         suffixes, text_key = self.suffixes, self.text_key
         if own and not self.data:
             suffixes, text_key = defaults.suffixes, defaults.text_key
-        source = open_source(spec, suffixes, text_key)
         cache_dir = None if trained is None else trained.cache_dir
+        source = open_source(spec, suffixes, text_key, cache_dir)
         return HeldOut(source, split, defaults.valid_fraction, defaults.test_fraction, cache_dir)
 
 

@@ -15,18 +15,20 @@ from sdm.evaluation.measurement import Measurement
 from sdm.evaluation.position import Position
 from sdm.evaluation.report import AnyChart, Chart, Point, Table
 from sdm.reproduce.quick import WORDS
-from sdm.reproduce.recipes.plain_code import DEVIATIONS, LENGTH, plain_code
+from sdm.reproduce.recipes.plain_code import DEVIATIONS, LENGTH, Text, plain_code
 from sdm.reproduce.sections.loss import PAIRED, comparison_section, loss_claim
 from sdm.reproduce.study import WRITE_RULE, Exhibit, Section, Study, StudyResults, Variant, shown, stretch
 from sdm.run.config import TrainConfig
 
 # Choices are made on one set of documents and reported on the other.
-MEASUREMENTS: dict[str, Measurement] = {
-    "position": Position(gain=False, split="test"),
-    "valid": Position(gain=False, split="valid"),
+MEASUREMENTS: dict[Text, dict[str, Measurement]] = {
+    "code": {"position": Position(gain=False, split="test"), "valid": Position(gain=False, split="valid")},
+    "pypi": {"position": Position(gain=False, split="test", documents=512)},
 }
 SHORT = 512  # steps to which every change is trained
+SHORTEST_BRANCH = 200  # steps: all longer runs have the same warmup
 BASELINE, RIVAL = "sdm", "gdn"
+Curve = dict[tuple[int, int], Variant]
 
 
 @dataclass(frozen=True)
@@ -39,15 +41,13 @@ class Change:
     """Fields of the model."""
     optim: Mapping[str, Any] = field(default_factory=dict)
     """Fields of the optimizer."""
-    curve: bool = False
-    """Whether it is also trained longer and wider."""
 
 
 _PREVIOUS_TOKEN = {"key_convolution": 4, "tie_query_initialization": True}
 CHANGES = {
-    "sdm": Change("SDM, plain", "sdm", curve=True),
-    "gdn": Change("GDN, plain", "gdn", curve=True),
-    "sdm-keys": Change("SDM, keys start at the token before, W_q = W_k", "sdm", _PREVIOUS_TOKEN, curve=True),
+    "sdm": Change("SDM, plain", "sdm"),
+    "gdn": Change("GDN, plain", "gdn"),
+    "sdm-keys": Change("SDM, keys start at the token before, W_q = W_k", "sdm", _PREVIOUS_TOKEN),
     "gdn-keys": Change("GDN, keys start at the token before, W_q = W_k", "gdn", _PREVIOUS_TOKEN),
     "gdn-keys-alone": Change(
         "GDN, the same keys instead of its convolutions", "gdn", {**_PREVIOUS_TOKEN, "short_convolution": 0}
@@ -70,17 +70,36 @@ CHANGES = {
 }
 
 
-def variant(change: str, width: int, steps: int, seeds: int) -> Variant:
-    """A change of the plain recipe at a width and a number of steps."""
+def variant(
+    change: str, width: int, steps: int, seeds: int, text: Text = "code", after: Variant | None = None
+) -> Variant:
+    """A change of the plain recipe at a width and a number of steps; `after` is the same with fewer steps."""
 
     def recipe(seed: int) -> TrainConfig:
-        config, fields = plain_code(CHANGES[change].layer, width, steps=steps, seed=seed), CHANGES[change]
+        config, fields = plain_code(CHANGES[change].layer, width, text, steps=steps, seed=seed), CHANGES[change]
         return replace(config, model=replace(config.model, **fields.model), optim=replace(config.optim, **fields.optim))
 
-    return Variant(f"d{width}-{steps}-{change}-s{{seed}}", CHANGES[change].label, recipe, MEASUREMENTS, seeds)
+    name = f"{'' if text == 'code' else f'{text}-'}d{width}-{steps}-{change}-s{{seed}}"
+    return Variant(name, CHANGES[change].label, recipe, MEASUREMENTS[text], seeds, after)
 
 
-def crossover_study(widths: Sequence[int], steps: Sequence[int], seeds: int, ablations: bool = True) -> Study:
+def _curve(change: str, places: Sequence[tuple[int, int]], seeds: Mapping[int, int], text: Text) -> Curve:
+    """A change at several widths and numbers of steps; longer runs branch off shorter ones before their decay."""
+    curve: dict[tuple[int, int], Variant] = {}
+    for width, steps in places:
+        shorter = [curve[place] for place in curve if place[0] == width and place[1] >= SHORTEST_BRANCH]
+        curve[width, steps] = variant(change, width, steps, seeds[width], text, shorter[-1] if shorter else None)
+    return curve
+
+
+def crossover_study(
+    widths: Sequence[int],
+    steps: Sequence[int],
+    seeds: int,
+    ablations: bool = True,
+    text: Text = "code",
+    changes: Sequence[str] = ("sdm-keys",),
+) -> Study:
     """The study of `sdm reproduce crossover`.
 
     Args:
@@ -88,20 +107,19 @@ def crossover_study(widths: Sequence[int], steps: Sequence[int], seeds: int, abl
         steps: Numbers of steps, of 2,048 tokens each.
         seeds: Seeds at the smallest width.
         ablations: Train every change of the recipe, to `SHORT` steps at the smallest width.
+        text: What the models are trained on.
+        changes: Names of `CHANGES` that are trained to all steps and widths, besides the two plain models.
     """
     smallest = min(widths)
     places = [(width, count) for width in widths for count in sorted(steps)]
-    curves = {
-        name: {place: variant(name, *place, seeds if place[0] == smallest else 1) for place in places}
-        for name, change in CHANGES.items()
-        if change.curve
-    }
+    seeds_of = {width: seeds if width == smallest else 1 for width in widths}
+    curves = {name: _curve(name, places, seeds_of, text) for name in dict.fromkeys((BASELINE, RIVAL, *changes))}
     groups = {"along tokens and width": [model for group in curves.values() for model in group.values()]}
     sections = [_curve_section(curves)]
     if ablations:
-        changes = {name: variant(name, smallest, SHORT, seeds) for name in CHANGES}
-        groups[f"changes at {SHORT} steps"] = list(changes.values())
-        sections.append(_changes_section(changes, smallest))
+        short = {name: variant(name, smallest, SHORT, seeds, text) for name in CHANGES}
+        groups[f"changes at {SHORT} steps"] = list(short.values())
+        sections.append(_changes_section(short, smallest))
     lead = (
         "By the paper's plain recipe and with very few tokens GDN predicts code better than SDM; the paper's models "
         "are larger, see more, and SDM is ahead. This study shows when SDM overtakes GDN at a laptop's scale, and what "
@@ -110,7 +128,7 @@ def crossover_study(widths: Sequence[int], steps: Sequence[int], seeds: int, abl
     return Study("crossover", "When SDM overtakes GDN", lead, groups, tuple(sections))
 
 
-def _curve_section(curves: Mapping[str, Mapping[tuple[int, int], Variant]]) -> Section:
+def _curve_section(curves: Mapping[str, Curve]) -> Section:
     rival = curves[RIVAL]
     claims = [
         replace(claim, quantity=f"d = {width}, {count * LENGTH / 1e6:.2f}M tokens: {claim.quantity}")

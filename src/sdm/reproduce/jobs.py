@@ -14,7 +14,7 @@ import math
 import os
 import shutil
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -60,6 +60,8 @@ class Job:
     """By name: the results are in evaluations/NAME of the run's folder."""
     work: float = 1.0
     """Expected duration in any unit: long jobs start first, and the remaining time is estimated by it."""
+    after: str | None = None
+    """Another job with the same configuration but fewer steps: this one begins from its checkpoint before the decay."""
 
 
 @dataclass(frozen=True)
@@ -157,8 +159,10 @@ def run_jobs(
     running: dict[str, tuple[Job, float, int]] = {}  # start time, and the length of the log at that time
     with Pool(min(processes, len(waiting))) as pool:
         while waiting or running:
-            while waiting and pool.is_free():
-                job = waiting.pop(0)
+            while pool.is_free() and (ready := _next(waiting, running)) is not None:
+                job = ready
+                waiting.remove(job)
+                _branch(job, folder)
                 running[job.name] = (job, time.monotonic(), _describe(job, folder / job.name))
                 step = _newest(folder / job.name).get("step", 0.0)
                 statuses[job.name] = JobStatus("running", first_step=step)
@@ -176,6 +180,22 @@ def run_jobs(
                 statuses[name] = _status(statuses[name], "running", folder / name, start)
             progress(statuses)
     return outcomes
+
+
+def _next(waiting: Sequence[Job], running: Collection[str]) -> Job | None:
+    """The first job that does not wait for another one."""
+    pending = {job.name for job in waiting} | {*running}
+    return next((job for job in waiting if job.after not in pending), None)
+
+
+def _branch(job: Job, folder: Path) -> None:
+    """Give a job that has not begun the checkpoint of the one that it comes after, if there is one to begin from."""
+    if job.after is None or Run(folder / job.name).has_begun():
+        return
+    try:
+        Run(folder / job.name).branch(Run(folder / job.after), job.config)
+    except (OSError, UserError, TrainingError) as error:
+        log.warning("%s is trained from the start, not from %s: %s", job.name, job.after, error)
 
 
 def read_outcome(job: Job, folder: Path) -> Outcome:

@@ -50,6 +50,9 @@ class Variant:
     seeds: int = 1
     stage: int = 0
     """Runs of a stage begin when those of the stages before have ended: they may start from their weights."""
+    after: Variant | None = None
+    """The same model with fewer steps: runs of this variant branch off its runs before their decay, which gives the
+    same numbers as training from the start."""
 
     def run_name(self, seed: int) -> str:
         """Name of the run of a seed."""
@@ -58,7 +61,8 @@ class Variant:
     def job(self, seed: int) -> Job:
         """Training and measurements of a seed."""
         config = self.recipe(seed)
-        return Job(self.run_name(seed), config, self.measurements, expected_work(config))
+        after = None if self.after is None or seed >= self.after.seeds else self.after.run_name(seed)
+        return Job(self.run_name(seed), config, self.measurements, expected_work(config), after)
 
     def cost(self) -> tuple[Cost, int]:
         """Parameters, state and FLOPs, known before any run; and the length of a training sequence."""

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import os
 import re
+import shutil
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from sdm.data.tokenization import Tokenizer, keep_tokenizer
-from sdm.files import new_folder, parse_json, remove_leftovers
+from sdm.files import new_folder, parse_json, remove_leftovers, write_bytes
 from sdm.models.manifest import file_entries, file_entry
 from sdm.ranks import ALONE, Ranks
 from sdm.run.checkpoint import CheckpointStore
@@ -160,6 +161,36 @@ class Run:
             f"{self.folder.absolute()}` continues it as it was, with --extend STEPS to more steps; take another folder "
             "(--run-dir) for a new run; --init-from starts from its weights"
         )
+
+    def branch(self, parent: Run, config: TrainConfig) -> int:
+        """Begin a new run from a checkpoint of another one, as if the other had been extended in a folder of its own.
+
+        Args:
+            parent: A run of the same configuration with fewer steps.
+            config: The configuration of this run, which continues all steps of the parent before its decay.
+
+        Returns:
+            The step that this run begins from.
+
+        Raises:
+            TrainingError: This run has begun, or the parent has no checkpoint that this configuration can continue.
+        """
+        if self.has_begun():
+            raise TrainingError(f"the run in {self.folder} has begun; only a new one can branch off another")
+        limit = parent.check_unchanged(config)
+        store = parent.checkpoints()
+        steps = [step for step in store.steps() if limit is None or step <= limit]
+        if not steps:
+            raise TrainingError(f"the run in {parent.folder} has no checkpoint to begin from")
+        self.mark()
+        if parent.tokenizer.is_dir():
+            with new_folder(self.tokenizer, replace=True) as temporary:
+                shutil.copytree(parent.tokenizer, temporary, dirs_exist_ok=True)
+        lines = parent.metrics_file.read_bytes().splitlines(keepends=True) if parent.metrics_file.is_file() else []
+        write_bytes(self.metrics_file, b"".join(line for line in lines if step_of(line) <= steps[-1]))
+        with new_folder(self.checkpoints().path(steps[-1])) as temporary:
+            shutil.copytree(store.path(steps[-1]), temporary, dirs_exist_ok=True)
+        return steps[-1]
 
     def release(self) -> None:
         """Let other processes claim the folder."""

@@ -7,7 +7,7 @@ convolutions and SDM has none; keys come from the token itself, W_q and W_k are 
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import Annotated, Literal
 
 from typing_extensions import Doc
 
@@ -18,6 +18,9 @@ from sdm.run.config import CheckpointConfig, ComputeConfig, MonitorConfig, Optim
 from sdm.run.errors import TrainingError
 
 Width = Annotated[int, Doc("Width d of the model, a multiple of 32, the size of a head.")]
+Text = Annotated[
+    Literal["code", "pypi"], Doc("The standard library, 4M tokens; or packages of the package index, 79M tokens.")
+]
 
 HEAD_SIZE = 32
 LENGTH = 2048
@@ -30,7 +33,13 @@ DEVIATIONS = (
 
 
 def plain_code(
-    global_layer: GlobalLayer = "sdm", width: Width = 64, *, lr: float = 5e-3, steps: int = 512, seed: int = 0
+    global_layer: GlobalLayer = "sdm",
+    width: Width = 64,
+    text: Text = "code",
+    *,
+    lr: float = 5e-3,
+    steps: int = 512,
+    seed: int = 0,
 ) -> TrainConfig:
     """A small language model of code by the paper's plain recipe."""
     if width < 1 or width % HEAD_SIZE:
@@ -49,7 +58,7 @@ def plain_code(
             loss_chunk_size=2 * LENGTH,  # all at once: nothing is computed again in backward
         ),
         data=CorpusConfig(
-            sources=("code",), tokenizer="bpe:1024", layout="rows", sequence_length=LENGTH, batch_size=1, seed=seed
+            sources=(text,), tokenizer="bpe:1024", layout="rows", sequence_length=LENGTH, batch_size=1, seed=seed
         ),
         optim=OptimConfig(lr=lr),
         schedule=ScheduleConfig(steps=steps, warmup=min(20, steps // 10)),
