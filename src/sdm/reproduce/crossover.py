@@ -80,7 +80,7 @@ def variant(
         return replace(config, model=replace(config.model, **fields.model), optim=replace(config.optim, **fields.optim))
 
     name = f"{'' if text == 'code' else f'{text}-'}d{width}-{steps}-{change}-s{{seed}}"
-    return Variant(name, CHANGES[change].label, recipe, MEASUREMENTS[text], seeds, after)
+    return Variant(name, CHANGES[change].label, recipe, MEASUREMENTS[text], seeds, after=after)
 
 
 def _curve(change: str, places: Sequence[tuple[int, int]], seeds: Mapping[int, int], text: Text) -> Curve:
