@@ -345,6 +345,7 @@ class Expansion:
         self._left = max(SMALL, LARGEST_EXPANSION * size)
 
     def add(self, size: int) -> None:
+        """Count so many more bytes."""
         self._left -= size
         if self._left < 0:
             raise OSError(f"it expands to more than {LARGEST_EXPANSION} times its size; decompress it if that is right")
