@@ -1,4 +1,4 @@
-"""`sdm reproduce quick`, `mini`, `crossover` and `paper`."""
+"""`sdm reproduce quick`, `mini`, `crossover`, `graft` and `paper`."""
 
 from __future__ import annotations
 
@@ -101,6 +101,39 @@ class Crossover:
             if width % 32:
                 raise UserError(f"--widths must be multiples of 32, the size of a head, got {width}")
         study = crossover_study(self.widths, self.steps, self.seeds, self.ablations, self.text, self.changes)
+        _run(study, self.output, self.processes, self.report_only, self.json)
+
+
+@dataclass(frozen=True)
+class Graft:
+    """Memories grafted onto small pretrained models, against LoRA and fine-tuning, with three seeds. Takes an hour on
+    two cores; the options select a part of it."""
+
+    output: Path = Path("runs/graft")
+    """Folder of the runs, the figures and report.html."""
+    processes: int = 2
+    """Runs at a time, one thread each."""
+    base_steps: int = 8192
+    """Steps of the bases, of 2,048 tokens each."""
+    steps: int = 256
+    """Steps of every method, of 2,048 tokens each."""
+    seeds: int = 3
+    """Seeds of every method; a base has one."""
+    bases: tuple[str, ...] = ("mistral", "qwen3")
+    """Architectures of the bases. Learning rates and the recall task are of the first."""
+    report_only: bool = False
+    """Run nothing, and write the page from the runs that are there."""
+    json: bool = False
+    """Print the findings as JSON instead of tables."""
+
+    def run(self) -> None:
+        """Run the study and print its findings."""
+        from sdm.reproduce.graft import graft_study
+
+        for name, value in (("base-steps", self.base_steps), ("steps", self.steps), ("seeds", self.seeds)):
+            if value < 1:
+                raise UserError(f"--{name} must be at least 1, got {value}")
+        study = graft_study(self.output, self.base_steps, self.steps, self.seeds, self.bases)
         _run(study, self.output, self.processes, self.report_only, self.json)
 
 
@@ -209,6 +242,7 @@ class Reproduce(Command):
         Annotated[Quick, tyro.conf.subcommand("quick")]
         | Annotated[Mini, tyro.conf.subcommand("mini")]
         | Annotated[Crossover, tyro.conf.subcommand("crossover")]
+        | Annotated[Graft, tyro.conf.subcommand("graft")]
         | Annotated[Paper, tyro.conf.subcommand("paper")]
     ]
 

@@ -53,7 +53,7 @@ class WindowedAttention(nn.Module):
         cache = next((kwargs[name] for name in CACHE_NAMES if kwargs.get(name) is not None), None)
         T, past, kept = x.shape[1], 0, 0
         if cache is not None:
-            layer = self._layer(cache)
+            layer = self.cache_layer(cache)
             past, kept = layer.length, layer.kept
         mask = kwargs.get("attention_mask")
         config: Any = self.mixer.config
@@ -62,8 +62,8 @@ class WindowedAttention(nn.Module):
             kwargs["attention_mask"] = self._narrowed(mask, x, past, kept)
         return self.mixer(*args, **kwargs)
 
-    def _layer(self, cache: Any) -> WindowLayer:
-        """The layer of the cache for this block, which takes the place of an empty one."""
+    def cache_layer(self, cache: Any) -> WindowLayer:
+        """Return the layer of a cache for this block, which takes the place of an empty one."""
         if not isinstance(cache, DynamicCache) or cache.offloading:
             raise TypeError(f"attention_window takes transformers' DynamicCache, got {type(cache).__name__}")
         if cache.layer_class_to_replicate is not None:
@@ -98,26 +98,33 @@ class WindowedAttention(nn.Module):
 class WindowLayer(DynamicLayer):
     """The keys and values of the first tokens of a stream and of the last ones."""
 
-    is_croppable = False
-
     def __init__(self, window: int, sinks: int) -> None:
         super().__init__()
         self.window, self.sinks, self.length = window, sinks, 0
+        self.record_past = False
+
+    def activate_past_recording(self) -> None:
+        """Keep what leaves the window until the next `crop`, so that tokens can be taken back."""
+        self.record_past = True
 
     @property
     def kept(self) -> int:
         """Tokens whose keys are kept."""
         return self.keys.shape[-2] if self.is_initialized and self.keys is not None and self.keys.numel() else 0
 
+    def trimmed(self, x: Tensor) -> Tensor:
+        """Return the keys or values that the next token sees."""
+        last = self.window - 1
+        if x.shape[-2] <= self.sinks + last:
+            return x
+        return torch.cat((x[..., : self.sinks, :], x[..., x.shape[-2] - last :, :]), dim=-2)
+
     def update(self, key_states: Tensor, value_states: Tensor, *args: Any, **kwargs: Any) -> tuple[Tensor, Tensor]:
         """Return the keys and values at hand, and keep those that later tokens see."""
         keys, values = super().update(key_states, value_states)
         self.length += key_states.shape[-2]
-        last = self.window - 1
-        if keys.shape[-2] > self.sinks + last:
-            self.keys, self.values = (
-                torch.cat((x[..., : self.sinks, :], x[..., x.shape[-2] - last :, :]), dim=-2) for x in (keys, values)
-            )
+        if not self.record_past:
+            self.keys, self.values = self.trimmed(keys), self.trimmed(values)
         return keys, values
 
     def get_seq_length(self) -> int:
@@ -134,13 +141,21 @@ class WindowLayer(DynamicLayer):
         self.length = 0
 
     def crop(self, tokens_to_remove: int) -> None:
-        """Take back tokens as long as none has left the window."""
-        if not tokens_to_remove:
-            return
-        if self.kept < self.length:
-            raise RuntimeError("attention_window drops old keys: tokens cannot be taken back behind a full window")
-        super().crop(tokens_to_remove)
-        self.length -= abs(tokens_to_remove)
+        """Take back the last -tokens_to_remove tokens.
+
+        Raises:
+            RuntimeError: keys that would be visible again have left the window.
+        """
+        tokens = abs(tokens_to_remove)
+        if self.kept - tokens < min(self.sinks + self.window - 1, self.length - tokens):
+            raise RuntimeError(
+                "attention_window drops old keys: tokens cannot be taken back behind a full window, unless "
+                "cache.activate_past_recording() was called before them"
+            )
+        super().crop(-tokens)
+        self.length -= tokens
+        if self.is_initialized and self.keys is not None and self.values is not None:
+            self.keys, self.values = self.trimmed(self.keys), self.trimmed(self.values)
 
 
 def window_reason(model: PreTrainedModel, index: int, mixer: nn.Module | None) -> str | None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import json
 import weakref
 import zlib
 from dataclasses import dataclass
@@ -63,6 +64,8 @@ def fingerprint(model: nn.Module, again: bool = False) -> Fingerprint:
 
     Those that were changed through `.data` do not tell; `again` does not rely on it.
     """
+    if hasattr(model, "graft_config"):
+        return _grafted_fingerprint(model, again)
     base = base_model(model)
     tensors = dict(base.named_parameters()), _saved_buffers(base)
     weights = [(x.data_ptr(), x._version, x.dtype) for group in tensors for x in group.values()]
@@ -70,6 +73,25 @@ def fingerprint(model: nn.Module, again: bool = False) -> Fingerprint:
     if again or base not in _known or _known[base][0] != version:
         _known[base] = (version, Fingerprint(architecture(base.config), *map(checksum, tensors)))
     return _known[base][1]
+
+
+def _grafted_fingerprint(model: Any, again: bool) -> Fingerprint:
+    """Of the base's class and configuration, the graft, and the weights of both."""
+    tensors = dict(model.named_parameters()), _saved_buffers(model)
+    version = [(x.data_ptr(), x._version, x.dtype) for group in tensors for x in group.values()]
+    if again or model not in _known or _known[model][0] != version:
+        fields = json.loads(model.config.to_json_string(use_diff=False))
+        settings = {"transformers_version", "_name_or_path", "architectures", "dtype", "torch_dtype"}
+        named = {
+            f"base.{name}": value
+            for name, value in fields.items()
+            if name not in settings and not name.endswith("_token_id")
+        }
+        graft = json.loads(json.dumps({f"graft.{name}": x for name, x in vars(model.graft_config).items()}))
+        graft.pop("graft.freeze_base")
+        sizes = {"class": type(model).base_class.__name__, "vocab_size": model.get_input_embeddings().weight.shape[0]}
+        _known[model] = (version, Fingerprint({**sizes, **named, **graft}, *map(checksum, tensors)))
+    return _known[model][1]
 
 
 def base_model(model: Any) -> Any:

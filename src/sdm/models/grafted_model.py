@@ -15,7 +15,15 @@ import transformers
 from safetensors import safe_open
 from safetensors.torch import save_file
 from torch import Tensor, nn
-from transformers import CONFIG_MAPPING, AutoConfig, AutoModelForCausalLM, Cache, PreTrainedConfig, PreTrainedModel
+from transformers import (
+    CONFIG_MAPPING,
+    AutoConfig,
+    AutoModelForCausalLM,
+    Cache,
+    DynamicCache,
+    PreTrainedConfig,
+    PreTrainedModel,
+)
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 
 from sdm.errors import UserError
@@ -25,6 +33,7 @@ from sdm.models.attention_window import WindowedAttention
 from sdm.models.fingerprint import checksum
 from sdm.models.graft import GraftConfig, GraftCost, blocks, from_json, graft, graft_cost, insert, to_json
 from sdm.models.grafted_mixer import CACHE_NAMES, GraftedMixer, memory_cache
+from sdm.models.grafted_state import GraftMark, new_cache, rewindable
 
 CONFIG = "config.json"
 CODE = "grafted_remote_code.py"
@@ -70,6 +79,34 @@ class GraftedModel:
         for block in self.graft_config.layers:
             memory_cache(cache, block, places)
         return cache
+
+    def new_cache(self) -> DynamicCache:
+        """Return an empty cache, to be passed as past_key_values."""
+        return new_cache(self)
+
+    def mark(self, cache: DynamicCache) -> GraftMark:
+        """Name the point of the stream where a cache is now, for `rewind`. What follows is recorded from here on.
+
+        Layers with a window keep what leaves it until the next `rewind`.
+        """
+        if cache.get_seq_length() == 0:
+            self.prepare_cache(cache)
+        cache.activate_past_recording()
+        return GraftMark(id(cache), cache.get_seq_length())
+
+    def rewind(self, cache: DynamicCache, mark: GraftMark) -> None:
+        """Go back to a mark: the tokens since were never seen.
+
+        Raises:
+            ValueError: the mark is of another cache or out of reach. The cache is unchanged.
+        """
+        tokens = cache.get_seq_length() - mark.length
+        if mark.cache != id(cache) or tokens < 0:
+            raise ValueError("this mark is of another cache, or of tokens that were taken back since")
+        reason = rewindable(cache, tokens) if tokens else None
+        if reason is not None:
+            raise ValueError(f"cannot take back {tokens} tokens: {reason}; call mark before the tokens")
+        cache.crop(-tokens)
 
     def no_weight_decay(self) -> set[str]:
         """Names of the parameters of the memories that an optimizer should not decay, as `layers.interface` says."""

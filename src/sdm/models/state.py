@@ -17,6 +17,7 @@ from typing import Any, TypeVar
 
 import torch
 from torch import Tensor, nn
+from transformers import Cache
 
 from sdm.layers import LayerState, SparseDeltaMemory
 from sdm.layers.state import Snapshot
@@ -152,44 +153,45 @@ class MemoryState:
 
     @classmethod
     def from_cache(
-        cls: type[_State], model: nn.Module, cache: SDMCache, row: int | None = None, pending: Sequence[int] = ()
+        cls: type[_State], model: nn.Module, cache: Cache, row: int | None = None, pending: Sequence[int] = ()
     ) -> _State:
         """The state of one row of a cache, which may be left out if there is one only. Later tokens on the cache do not
-        change it."""
-        if not isinstance(cache, SDMCache):
-            raise TypeError(f"cache must be an sdm.SDMCache, got {type(cache).__name__}")
-        mixers = _mixers(model)
-        cache.check(base_model(model).config)
-        if cache.batch_size == -1:
-            raise ValueError("the cache is empty: run the model on some tokens first")
+        change it. The cache is an `SDMCache`, or of a grafted model transformers' `DynamicCache`; then the row must
+        have no padding."""
+        mixers, states, batch_size, length = _read(model, cache)
         if row is None:
-            if cache.batch_size > 1:
-                raise ValueError(f"row must say which of the {cache.batch_size} rows of the cache to take the state of")
+            if batch_size > 1:
+                raise ValueError(f"row must say which of the {batch_size} rows of the cache to take the state of")
             row = 0
-        if not -cache.batch_size <= row < cache.batch_size:
-            raise IndexError(f"row = {row} is not one of the {cache.batch_size} rows of the cache")
+        if not -batch_size <= row < batch_size:
+            raise IndexError(f"row = {row} is not one of the {batch_size} rows of the cache")
         model_id = fingerprint(model)
-        origin = cache.origin if isinstance(cache.origin, MemoryState) and cache.origin._model_id == model_id else None
+        origin = getattr(cache, "origin", None)
+        origin = origin if isinstance(origin, MemoryState) and origin._model_id == model_id else None
         contents: list[Content] = []
         owned = 0
-        for place, (mixer, layer) in enumerate(zip(mixers, cache.layers, strict=True)):
+        for place, (mixer, state) in enumerate(zip(mixers, states, strict=True)):
             below = {} if origin is None else origin._contents[place]
-            assert layer.state is not None
-            contents.append(_take(mixer, layer.state, row, below))
+            contents.append(_take(mixer, state, row, below))
             owned += _bytes(contents[-1], below)
-        history = _row_of(cache.journal, row % cache.batch_size)
+        history = _row_of(getattr(cache, "journal", None), row % batch_size)
         owned += sum(entry.nbytes for entry in history)
-        return cls(model_id, tuple(contents), cache.get_seq_length(), owned, pending, history)
+        return cls(model_id, tuple(contents), length, owned, pending, history)
 
     def check_model(self, model: nn.Module) -> None:
         """Raise a ValueError unless this is a state of the model, with these weights."""
         self._model_id.check(fingerprint(model), "this MemoryState")
 
-    def cache(self, model: Any, batch_size: int = 1) -> SDMCache:
-        """A cache in which every row continues this state. It holds whole tables and is the caller's to change."""
+    def cache(self, model: Any, batch_size: int = 1) -> Any:
+        """A cache in which every row continues this state. It holds whole tables and is the caller's to change.
+
+        It is an `SDMCache`, or of a grafted model transformers' `DynamicCache`.
+        """
         self.check_model(model)
         if batch_size < 1:
             raise ValueError(f"batch_size must be positive, got {batch_size}")
+        if is_grafted(model):
+            return self._grafted_cache(model, batch_size)
         cache = SDMCache(model.config)
         for layer, mixer, content in zip(cache.layers, _mixers(model), self._contents, strict=True):
             rows = {name: _repeated(x, batch_size) for name, x in content.items()}
@@ -199,6 +201,22 @@ class MemoryState:
         if self._history:
             journal = cache.record(max(TOKENS, sum(entry.tokens for entry in self._history)))
             journal.load([entry.map(lambda x: _repeated(x, batch_size)) for entry in self._history])
+        cache.origin = self
+        return cache
+
+    def _grafted_cache(self, model: Any, batch_size: int) -> Any:
+        from sdm.models.grafted_state import AttentionState, make_cache
+
+        memories = list(model.memories().values())
+        attention = len(self._contents) - len(memories)
+        states: list[LayerState] = []
+        for place, content in enumerate(self._contents):
+            rows = {name: _repeated(x, batch_size) for name, x in content.items()}
+            if place < attention:
+                states.append(AttentionState(**rows))
+            else:
+                states.append(memories[place - attention].start_state(0).with_tensors(rows))
+        cache: Any = make_cache(model, states, self._length)
         cache.origin = self
         return cache
 
@@ -219,6 +237,11 @@ class MemoryState:
         """
         if isinstance(tokens, bool) or not isinstance(tokens, int) or tokens < 0:
             raise ValueError(f"tokens must be a number of tokens to take back, got {tokens!r}")
+        if tokens and is_grafted(model):
+            raise ValueError(
+                "a state of a grafted model has no history: keep a fork of an earlier state, or use model.mark(cache) "
+                "and model.rewind(cache, mark)"
+            )
         if tokens and not self._history:
             raise ValueError(
                 "this MemoryState has no history to go back in: take it from a cache that records (cache.record() or "
@@ -330,8 +353,35 @@ class MemoryState:
         return f"MemoryState(tokens={self._length}, changed_slots={changed}, nbytes={self.nbytes})"
 
 
+def is_grafted(model: object) -> bool:
+    """Whether a model is one of transformers with grafted memories."""
+    return hasattr(model, "graft_config")
+
+
 def _mixers(model: Any) -> list[Any]:
+    """The layers whose states make up a `MemoryState`."""
+    if is_grafted(model):
+        from sdm.models.grafted_state import places
+
+        return places(model)
     return [block.mixer for block in base_model(model).layers]
+
+
+def _read(model: Any, cache: Any) -> tuple[list[Any], list[LayerState], int, int]:
+    """The layers, their states in a cache, its number of rows and the tokens seen."""
+    if is_grafted(model):
+        from sdm.models.grafted_state import read_cache
+
+        states, rows, length = read_cache(model, cache)
+        memories = list(model.memories().values())
+        return [*[None] * (len(states) - len(memories)), *memories], states, rows, length
+    if not isinstance(cache, SDMCache):
+        raise TypeError(f"cache must be an sdm.SDMCache, got {type(cache).__name__}")
+    cache.check(base_model(model).config)
+    if cache.batch_size == -1:
+        raise ValueError("the cache is empty: run the model on some tokens first")
+    states = [layer.state for layer in cache.layers if layer.state is not None]
+    return _mixers(model), states, cache.batch_size, cache.get_seq_length()
 
 
 def _tables(mixer: Any) -> dict[str, SparseDeltaMemory]:

@@ -1,0 +1,372 @@
+"""`sdm reproduce graft`: what memories grafted onto a small pretrained LM gain, against LoRA and fine-tuning.
+
+Two bases are trained first, from random weights on rows of 256 tokens of code: a Mistral whose attention sees 32 tokens
+and a Qwen3 with full attention, which a graft limits to the 256 tokens that it knows. Every method then trains on
+the same rows of 2,048 tokens. Learning rates are chosen on validation documents; test documents are reported.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+from sdm.analysis.charts import ZERO
+from sdm.data.recall import RecallConfig
+from sdm.errors import UserError
+from sdm.evaluation.measurement import Measurement
+from sdm.evaluation.position import POSITION, Position
+from sdm.evaluation.recall import Recall
+from sdm.evaluation.report import AnyChart, Chart, Point, Table
+from sdm.models.saved_folder import read_shapes
+from sdm.reproduce.recipes.graft import BASES, LENGTH, SHORT, WINDOW, adapt, pretrain
+from sdm.reproduce.study import (
+    Claim,
+    Difference,
+    Exhibit,
+    Section,
+    Study,
+    StudyResults,
+    UnitValue,
+    Variant,
+    nats,
+    shown,
+    stretch,
+)
+from sdm.run.config import TrainConfig
+
+DOCUMENTS = 16
+REACH = 128  # tokens of context that the gain leaves: Mistral's four windows of 32 see no further
+MEASUREMENTS: dict[str, Measurement] = {
+    "position": Position(length=LENGTH, documents=DOCUMENTS, reach=REACH, first_bin=128, split="test"),
+    "valid": Position(length=LENGTH, documents=DOCUMENTS, gain=False, first_bin=128, split="valid"),
+}
+PAIRS = 64
+RECALL: dict[str, Measurement] = {"recall": Recall(task="recall", sizes=(PAIRS,), rows=32)}
+NEAR, FAR = stretch(0), stretch(-1)
+
+
+@dataclass(frozen=True)
+class Method:
+    """A way to train a base."""
+
+    label: str
+    rate: float
+    """Learning rate, the best of `grid` on the validation documents of the first base."""
+    fields: Mapping[str, Any]
+    """Of `AdaptConfig`."""
+    grid: Sequence[float] = ()
+    """Rates that are tried; methods without a grid take those of the method that they extend."""
+    primary: bool = False
+    """Whether the targets are about it; these runs come first."""
+
+
+_PLAIN = {"learned_initial_state": False}
+FULL_RATE, MEMORY_RATE = 1e-3, 1e-2
+_ALL = {"freeze_base": False, "base_lr": FULL_RATE}
+METHODS = {
+    "full": Method("full fine-tuning", FULL_RATE, {"method": "full"}, (5e-4, 1e-3, 2e-3), True),
+    "sdm": Method("SDM graft, base frozen", MEMORY_RATE, _PLAIN, (5e-3, 1e-2, 2e-2), True),
+    "gdn": Method("GDN graft, base frozen", MEMORY_RATE, {"memory": "gdn"}, (5e-3, 1e-2, 2e-2), True),
+    "sdm-m0": Method("SDM graft with M0, base frozen", MEMORY_RATE, {}, primary=True),
+    "lora-4": Method("LoRA, rank 4", 5e-3, {"method": "lora", "lora_rank": 4}, (2e-3, 5e-3, 1e-2), True),
+    "lora-16": Method("LoRA, rank 16", 5e-3, {"method": "lora", "lora_rank": 16}),
+    "sdm-all": Method("SDM graft, everything trained", MEMORY_RATE, _PLAIN | _ALL),
+    "sdm-m0-all": Method("SDM graft with M0, everything trained", MEMORY_RATE, _ALL),
+    "gdn-all": Method("GDN graft, everything trained", MEMORY_RATE, {"memory": "gdn"} | _ALL),
+}
+ON_TASK = ("full", "lora-16", "gdn", "sdm", "sdm-all", "gdn-all")
+
+
+@dataclass(frozen=True)
+class BaseRuns:
+    """The runs of one base."""
+
+    architecture: str
+    base: Variant
+    start: Variant
+    """The base as the methods start from it: of Qwen3 with attention limited to the tokens that it was trained on."""
+    methods: Mapping[str, Variant]
+    rates: Mapping[str, Sequence[tuple[float, Variant]]] = field(default_factory=dict)
+    task: Mapping[str, Variant] = field(default_factory=dict)
+
+    def all(self) -> list[Variant]:
+        """Every run, each once."""
+        rates = [variant for entries in self.rates.values() for _, variant in entries]
+        return [self.base, self.start, *self.methods.values(), *rates, *self.task.values()]
+
+
+def base_runs(architecture: str, output: Path, base_steps: int, steps: int, seeds: int, rates: bool) -> BaseRuns:
+    """The runs of a base in the folder of a study; with `rates` those of other learning rates, and the recall task."""
+    name = f"{architecture}-{base_steps}"
+    base = Variant(name, "base", lambda seed: pretrain(architecture, base_steps, seed), MEASUREMENTS)
+    window = {"attention_window": SHORT} if "sliding_window" not in BASES[architecture] else {}
+
+    def variant(method: str, lr: float, count: int, stage: int, task: bool = False, total: int = steps) -> Variant:
+        entry = METHODS[method]
+        grafted = window if entry.fields.get("method", "graft") == "graft" else {}
+
+        def recipe(seed: int) -> TrainConfig:
+            config = adapt(output / name, total, lr, seed, **entry.fields, **grafted)
+            if not task:
+                return config
+            data = RecallConfig(
+                num_pairs=PAIRS, start_pairs=8, num_keys=128, num_values=32, batch_size=8, seed=1000 + seed
+            )
+            return replace(config, data=data)
+
+        place = f"{'recall-' if task else ''}{method}-{total}-{lr:g}"
+        return Variant(f"{name}-{place}-s{{seed}}", entry.label, recipe, RECALL if task else MEASUREMENTS, count, stage)
+
+    first = not window
+    methods = {
+        method: variant(method, entry.rate, seeds, (1 if entry.primary else 3) if first else 4 if entry.primary else 6)
+        for method, entry in METHODS.items()
+    }
+    start = base
+    if window:  # one step at a rate that changes nothing: the base within its window
+        start = replace(variant("sdm", 1e-12, 1, 4, total=1), label=f"base, attention limited to {SHORT} tokens")
+    if not rates:
+        return BaseRuns(architecture, base, start, methods)
+    tried = {
+        method: [(lr, variant(method, lr, 1, 2)) for lr in entry.grid]
+        for method, entry in METHODS.items()
+        if entry.grid
+    }
+    task = {method: variant(method, METHODS[method].rate, seeds, 5, task=True, total=2 * steps) for method in ON_TASK}
+    return BaseRuns(architecture, base, start, methods, tried, task)
+
+
+def graft_study(output: Path, base_steps: int, steps: int, seeds: int, architectures: Sequence[str]) -> Study:
+    """The study of `sdm reproduce graft`.
+
+    Args:
+        output: Folder of the study, where the methods find their bases.
+        base_steps: Steps of the bases, of 2,048 tokens each.
+        steps: Steps of every method, of 2,048 tokens each.
+        seeds: Seeds of every method; a base has one.
+        architectures: Keys of `BASES`; learning rates and the recall task are of the first.
+    """
+    for name in architectures:
+        if name not in BASES:
+            raise UserError(f"--bases must be of {', '.join(BASES)}, got {name!r}")
+    entries = [
+        base_runs(name, output, base_steps, steps, seeds, rates=place == 0) for place, name in enumerate(architectures)
+    ]
+    groups = {entry.architecture: entry.all() for entry in entries}
+    sections = [_methods_section(entry, base_steps, steps) for entry in entries]
+    sections += [_task_section(entries[0]), _rates_section(entries[0])]
+    lead = (
+        "A memory is put in parallel to the attention of the first block of a pretrained model, with an output of "
+        "zero, and trained on longer texts than the base has seen. The paper only hints at this. Compared with it are "
+        "LoRA and full fine-tuning on the same rows, and a gated delta net in the place of the sparse memory."
+    )
+    return Study("graft", "A memory for a pretrained model", lead, groups, tuple(sections))
+
+
+def to_base(results: StudyResults, variant: Variant, base: Variant, value: UnitValue) -> Difference | None:
+    """The method's number minus the base's on the same documents, for each seed of the method; the base has one."""
+    reference = results.by_seed(base, "position")
+    if not reference:
+        return None
+    units = next(iter(reference.values())).results["position"].units
+    runs = results.by_seed(variant, "position").values()
+    pairs = [
+        {key: value(unit) - value(units[key]) for key, unit in run.results["position"].units.items() if key in units}
+        for run in runs
+    ]
+    return Difference.paired(pairs)
+
+
+def gain(unit: Mapping[str, Any]) -> float:
+    """Nats per token that the context beyond `REACH` tokens brings at the last positions."""
+    edges = unit["edges"]
+    return (unit["withheld"][-1] - unit["nll"][-1]) / (edges[-1] - edges[-2])
+
+
+def _mean(results: StudyResults, variant: Variant, value: UnitValue) -> Difference | None:
+    """The mean over documents of every seed, with an interval over seeds."""
+    means = []
+    for run in results.by_seed(variant, "position").values():
+        values = [value(unit) for unit in run.results["position"].units.values()]
+        means.append(math.fsum(values) / len(values))
+    return Difference.over_seeds(means)
+
+
+def trained_parameters(results: StudyResults, variant: Variant, base: Variant) -> int | None:
+    """Parameters that a method trains, M0 included, from the shapes of the saved weights."""
+    config, runs = variant.recipe(0).adapt, results.by_seed(variant)
+    if config is None or not runs or config.scratch is not None:
+        return None
+    sizes = read_shapes(next(iter(runs.values())).folder / "export")
+    memories = sum(math.prod(shape) for name, shape in sizes.items() if ".memory." in name)
+    others = {name: shape for name, shape in sizes.items() if ".memory." not in name}
+    if config.method == "lora":
+        linear = [shape for name, shape in others.items() if len(shape) == 2 and "embed" not in name]
+        return sum(config.lora_rank * sum(shape) for shape in linear)
+    if config.method == "full" or not config.freeze_base:
+        return memories + sum(math.prod(shape) for shape in others.values())
+    return memories
+
+
+def _methods_section(runs: BaseRuns, base_steps: int, steps: int) -> Section:
+    methods, start = runs.methods, runs.start
+
+    def against(first: str, second: str, value: UnitValue) -> Any:
+        return lambda results: results.paired(methods[first], methods[second], value)
+
+    far, near = "nats per token at 1,024-2,048", "nats per token at 0-128"
+    claims = (
+        Claim(f"SDM - GDN, both grafted onto the frozen base, {far}", "not reported", against("sdm", "gdn", FAR)),
+        Claim(f"SDM graft on the frozen base - full fine-tuning, {far}", "not reported", against("sdm", "full", FAR)),
+        Claim(
+            f"SDM graft on the frozen base - base, {far}",
+            "not reported",
+            lambda results: to_base(results, methods["sdm"], start, FAR),
+        ),
+        Claim(
+            f"SDM graft on the frozen base - base, {near}",
+            "not reported",
+            lambda results: to_base(results, methods["sdm"], start, NEAR),
+        ),
+        Claim(
+            f"full fine-tuning - base, {near} (how well the base was trained)",
+            "not reported",
+            lambda results: to_base(results, methods["full"], start, NEAR),
+            "zero",
+        ),
+    )
+
+    def exhibit(results: StudyResults) -> Exhibit:
+        rows = []
+        shown_runs = [runs.base, *([start] if start is not runs.base else []), *methods.values()]
+        for variant in shown_runs:
+            count = len(results.by_seed(variant, "position"))
+            if not count:
+                continue
+            trained = trained_parameters(results, variant, runs.base)
+            untrained = variant in (runs.base, start)
+            rows.append(
+                (
+                    variant.label,
+                    "-" if trained is None or untrained else f"{trained:,}",
+                    "-" if untrained else f"{METHODS[_key(methods, variant)].rate:g}",
+                    str(count),
+                    *(shown(_mean(results, variant, stretch(place))) for place in range(5)),
+                    "-" if variant is start else shown(to_base(results, variant, start, NEAR), sign=True),
+                    "-" if variant is start else shown(to_base(results, variant, start, FAR), sign=True),
+                    shown(_mean(results, variant, gain), sign=True),
+                )
+            )
+        places = ("0-128", "to 256", "to 512", "to 1,024", "to 2,048")
+        differences = ("to base, 0-128", "to base, to 2,048", "gain, to 2,048")
+        columns = ("method", "trained", "rate", "seeds", *places, *differences)
+        caption = (
+            f"Nats per token on {DOCUMENTS} test documents by position; ± is half the 95% interval over seeds. To "
+            "base: paired by document, the wider of the intervals over documents and over seeds. Gain: what the "
+            f"context beyond {REACH} tokens brings."
+        )
+        if not rows:
+            return Exhibit()
+        return Exhibit([Table(f"{runs.architecture}: test documents", columns, rows, caption)], _chart(results, runs))
+
+    window = f"attention sees {WINDOW} tokens" if start is runs.base else f"full attention, trained on {SHORT} tokens"
+    limited = (
+        "" if start is runs.base else f" Grafts limit its attention to {SHORT} tokens; LoRA and fine-tuning see all."
+    )
+    section = Section(
+        runs.architecture,
+        f"{runs.architecture}: {window}",
+        "Augmenting existing architectures with SDM layers is possible." + limited,
+        "not reported",
+        (
+            f"bases of four blocks, d = 64, trained on {base_steps * LENGTH / 1e6:.1f}M tokens of code here; every "
+            f"method on {steps * LENGTH / 1e6:.2f}M tokens in rows of 2,048",
+            "one base per architecture: seeds are those of new weights and of the order of the rows",
+            "keys from the token before and W_q = W_k at the start, in SDM and GDN grafts (ours)",
+        ),
+        "",
+    )
+    return replace(section, exhibit=exhibit, claims=claims, variants=(runs.base, *methods.values()))
+
+
+def _key(methods: Mapping[str, Variant], variant: Variant) -> str:
+    return next(name for name, entry in methods.items() if entry is variant)
+
+
+def _chart(results: StudyResults, runs: BaseRuns) -> list[tuple[AnyChart, str]]:
+    curves: dict[str, list[Point]] = {}
+    middles = [64, 181, 362, 724, 1448]
+    for variant in runs.methods.values():
+        points = [(x, to_base(results, variant, runs.start, stretch(place))) for place, x in enumerate(middles)]
+        line = [difference.point(x) for x, difference in points if difference is not None]
+        if line:
+            curves[variant.label] = line
+    if not curves:
+        return []
+    title = f"{runs.architecture}: loss above the base's, by position"
+    label = "difference to the base (nats per token)"
+    name = f"graft-{runs.architecture}"
+    return [(Chart(name, title, POSITION, label, curves, log_x=True, references=(ZERO,)), f"{title}.")]
+
+
+def _task_section(runs: BaseRuns) -> Section:
+    def exhibit(results: StudyResults) -> Exhibit:
+        rows = []
+        for variant in runs.task.values():
+            mean = results.mean(variant, accuracy, "recall")
+            if mean is not None:
+                rows.append((variant.label, str(len(results.by_seed(variant, "recall"))), shown(mean, 1, percent=True)))
+        caption = f"{PAIRS} pairs of a key and a value in a row, then every key is asked for; means over seeds."
+        if not rows:
+            return Exhibit()
+        return Exhibit([Table("Recall after training on it", ("method", "seeds", "accuracy"), rows, caption)])
+
+    claim = Claim(
+        "SDM - GDN, both grafted onto the frozen base, accuracy",
+        "not reported",
+        lambda results: results.paired_seeds(runs.task["sdm"], runs.task["gdn"], accuracy, "recall"),
+        "above",
+        True,
+    )
+    section = Section(
+        "recall",
+        f"{runs.architecture}: recall beyond the window",
+        "A memory recalls what attention cannot see.",
+        "not reported",
+        ("the base has never seen the task, and the rates are those that were chosen on code",),
+    )
+    return replace(section, exhibit=exhibit, claims=(claim,), variants=tuple(runs.task.values()), measurement="recall")
+
+
+def accuracy(summary: Mapping[str, Any]) -> float:
+    """The share of right answers with `PAIRS` pairs."""
+    return float(summary["accuracy"][str(PAIRS)])
+
+
+def _rates_section(runs: BaseRuns) -> Section:
+    def exhibit(results: StudyResults) -> Exhibit:
+        rows = []
+        for method, entries in runs.rates.items():
+            losses = {lr: results.mean(variant, nats, "valid") for lr, variant in entries}
+            cells = [f"{lr:g}: {mean.value:.3f}" for lr, mean in losses.items() if mean is not None]
+            if cells:
+                rows.append((METHODS[method].label, "; ".join(cells), f"{METHODS[method].rate:g}"))
+        caption = f"Nats per token on {DOCUMENTS} validation documents, seed 0."
+        if not rows:
+            return Exhibit()
+        summary = "; ".join(f"{label}: {chosen}" for label, _, chosen in rows)
+        table = Table("Learning rates", ("method", "rate: loss on validation documents", "chosen"), rows, caption)
+        return Exhibit([table], summary=f"chosen rates: {summary}")
+
+    return Section(
+        "rates",
+        f"Learning rates, chosen on validation documents of {runs.architecture}",
+        "Every method has a rate of its own. LoRA of rank 16, M0 and everything trained take those of their kin.",
+        "not reported",
+        exhibit=exhibit,
+        variants=tuple(variant for entries in runs.rates.values() for _, variant in entries),
+        measurement="valid",
+    )
