@@ -23,7 +23,7 @@ from _rank_jobs import VOCABULARY, Case
 from sdm.models.model_config import ModelConfig
 from sdm.plan import Workload
 from sdm.plan.dry_run import dry_run
-from sdm.plan.memory import memory
+from sdm.plan.estimate import memory
 from sdm.run.mesh import Mesh
 
 WORKER = Path(__file__).with_name("_rank_jobs.py")

@@ -23,8 +23,8 @@ from sdm.evaluation.results import read_results
 from sdm.evaluation.runner import evaluate
 from sdm.files import read_json
 from sdm.models import SDMForCausalLM, state_file
-from sdm.run import Run, checkpoint_folder
-from sdm.run.checkpoint_folder import CheckpointError
+from sdm.run import Run, checkpoint
+from sdm.run.checkpoint import CheckpointError
 from sdm.run.model import SavedModel
 from sdm.training import Trainer
 
@@ -101,16 +101,16 @@ def test_tokens_and_their_tokenizer_are_read(data: Path) -> None:
 
 def test_other_versions_are_refused(data: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     model = model_of(data)
-    assert (shards.FORMAT, results_file.FORMAT, checkpoint_folder.FORMAT, state_file.VERSION) == (1, 1, 1, 1)
+    assert (shards.FORMAT, results_file.FORMAT, checkpoint.FORMAT, state_file.VERSION) == (1, 1, 1, 1)
     monkeypatch.setattr(shards, "FORMAT", 2)
     with pytest.raises(DataError, match=r"tokens has format 1, expected 2; delete it to tokenise again"):
         TokenStore(data / "tokens")
     monkeypatch.setattr(results_file, "FORMAT", 2)
     with pytest.raises(UserError, match=r"results\.json has format 1, expected 2; measure it again in another folder"):
         read_results(data / "run" / "evaluations" / "recall")
-    monkeypatch.setattr(checkpoint_folder, "FORMAT", 2)
+    monkeypatch.setattr(checkpoint, "FORMAT", 2)
     with pytest.raises(CheckpointError, match=r"has format 1, this version of sdm reads 2"):
-        checkpoint_folder.verify(Run(data / "run").checkpoints().path(make.STOPPED_AT))
+        checkpoint.verify(Run(data / "run").checkpoints().path(make.STOPPED_AT))
     monkeypatch.setattr(state_file, "VERSION", 2)
     with pytest.raises(ValueError, match=r"stream\.sdm.* has format version 1, this version of sdm reads 2"):
         sdm.MemoryState.load(data / "stream.sdm", model)

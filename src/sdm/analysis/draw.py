@@ -22,8 +22,7 @@ from matplotlib.figure import Figure
 from matplotlib.font_manager import FontProperties
 from matplotlib.lines import Line2D
 
-from sdm.analysis.axes import scale_axes
-from sdm.analysis.style import COLORS, UNDECIDED, Style, styles
+from sdm.analysis.style import COLORS, UNDECIDED, Style, scale_axes, styles
 from sdm.evaluation.report import (
     AnyChart,
     Chart,

@@ -16,9 +16,12 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from transformers import PreTrainedTokenizerBase
+from transformers import AutoTokenizer, PreTrainedTokenizerBase
 
-from sdm.analysis.tracing import LayerTrace, Trace
+from sdm.analysis.tracing import LayerTrace, Trace, trace
+from sdm.evaluation.eval_model import open_model
+from sdm.evaluation.foreign import has_tokenizer
+from sdm.evaluation.probe import Probe, probe_texts
 from sdm.files import write_bytes
 
 BUDGET = 3_400_000
@@ -137,3 +140,21 @@ def _heaviest(index_BTHA: Tensor, weight_BTHA: Tensor) -> Tensor:
 
 def _packed(x: Tensor) -> str:
     return base64.b64encode(x.contiguous().numpy().tobytes()).decode("ascii")
+
+
+def write_run_trace(folder: Path, path: Path, tokens: int = 768) -> Path:
+    """Trace a run on the beginning of a held-out document, or on a row of its task, and write the page.
+
+    Args:
+        folder: of the run.
+        path: the page to write.
+        tokens: at most, from the beginning.
+
+    Raises:
+        UserError: if there is no such text.
+        ValueError: if no layer of the model can be traced.
+    """
+    lm = open_model(folder)
+    row = probe_texts(lm, Probe(documents=1, length=tokens)).rows[0][0]
+    tokenizer = AutoTokenizer.from_pretrained(lm.tokenizer_folder) if has_tokenizer(lm.tokenizer_folder) else None
+    return write_trace_page(trace(lm.model, row), path, tokenizer, f"{folder.name}: which tokens are read")

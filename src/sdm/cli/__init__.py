@@ -13,24 +13,16 @@ from sdm import __version__
 from sdm.cli.chat import Chat
 from sdm.cli.command import Command
 from sdm.cli.display import logging_to_terminal
-from sdm.cli.eval import Eval
-from sdm.cli.export import Export
-from sdm.cli.figure import Figure
+from sdm.cli.export import Export, Ruler, Tokenizer
 from sdm.cli.generate import Generate
-from sdm.cli.info import Info
-from sdm.cli.ladder import Ladder
 from sdm.cli.listings import stored_listing
-from sdm.cli.plan import Plan
 from sdm.cli.plot import Plot
-from sdm.cli.probe import Probe
-from sdm.cli.report import Report
+from sdm.cli.report import Figure, Report, Scaling
 from sdm.cli.reproduce import Reproduce
-from sdm.cli.ruler import Ruler
-from sdm.cli.scaling import Scaling
+from sdm.cli.sizes import Info, Ladder, Plan
 from sdm.cli.state import State
-from sdm.cli.tokenizer import Tokenizer
 from sdm.cli.trace import Trace
-from sdm.cli.train import Train
+from sdm.cli.two_step import Eval, Probe, Train
 from sdm.errors import UserError, did_you_mean
 from sdm.signals import ending_with_one_message
 

@@ -12,7 +12,7 @@ import sys
 import weakref
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 import torch.distributed as dist
@@ -25,8 +25,10 @@ from torch.utils._pytree import tree_leaves
 
 from sdm.models.modeling import SDMBlock
 from sdm.parallel import count_traffic, shard_size, split_channels, split_time
-from sdm.plan.workload import Workload
 from sdm.run.mesh import Mesh
+
+if TYPE_CHECKING:
+    from sdm.plan.estimate import Workload
 
 # Longer rows are extrapolated from dry runs at two lengths: what a block saves and sends is linear in the length.
 LONGEST = 2048
