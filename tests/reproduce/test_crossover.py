@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from reproduce.made import losses, study_results
+from reproduce.made import losses, outcome, study_results
 from sdm.reproduce.crossover import BASELINE, CHANGES, RIVAL, SHORT, crossover_study, variant
 from sdm.reproduce.run_study import run_study, study_page
 from sdm.run.folder import changed_fields
@@ -67,7 +67,8 @@ def test_page() -> None:
             name = f"d64-{SHORT}-{change}-s{seed}"
             outcomes[name] = losses(name, {f"code:{n}": (3.0 + n + offset, 2.0 + n + offset) for n in range(4)})
     page = study_page(study, study_results(outcomes, study.variants()))
-    curve, changes = page.findings
+    curve, shift, changes = page.findings
+    assert shift.verdict == "missing"
     assert curve.verdict == "unclear", "two seeds are too few to tell"
     assert curve.tables[1].rows[0][:4] == (
         "SDM, plain; d = 64, 1.05M tokens",
@@ -80,6 +81,30 @@ def test_page() -> None:
     rows = {row[0]: row for row in changes.tables[0].rows}
     assert rows["SDM, plain"][:5] == ("SDM, plain", "2", "4.150 ± 0.635", "3.650 ± 0.635", "+0.150 ± 0.635")
     assert rows["SDM, M0 null"][2] == "missing"
+
+
+def test_shift_follows_the_strongest_heads() -> None:
+    """The block above the long-range one does not count, nor do other heads."""
+    study = crossover_study((64,), (SHORT,), seeds=2, ablations=False, changes=())
+    outcomes = {}
+    for seed in (0, 1):
+        name = f"d64-{SHORT}-sdm-s{seed}"
+        blocks = {
+            "0": {
+                "kind": "sliding_attention",
+                "heads": [{"previous": 0.25, "lift": 9.0}, {"previous": 0.1, "lift": 1.0}],
+            },
+            "2": {"kind": "sdm", "heads": [{"previous": 0.9, "lift": 2.0 + seed}, {"previous": 0.0, "lift": 1.0}]},
+            "3": {"kind": "sliding_attention", "heads": [{"previous": 0.8, "lift": 7.0}]},
+        }
+        outcomes[name] = outcome(name, {"induction": {"blocks": blocks, "taps": {}, "documents": 4}})
+    page = study_page(study, study_results(outcomes, study.variants()))
+    shift = page.findings[1]
+    assert shift.tables[0].rows == [("SDM, plain; d = 64, 1.05M tokens", "2", "25.0%", "2.50")]
+    assert [row[:4] for row in shift.illustrations[0].rows] == [
+        ("Attention below", "SDM, plain, d = 64", SHORT * 2048, 0.25),
+        ("Long-range layer", "SDM, plain, d = 64", SHORT * 2048, 2.5),
+    ]
 
 
 @pytest.mark.slow

@@ -48,6 +48,7 @@ import textwrap
 
 from sdm.errors import UserError, did_you_mean
 from sdm.evaluation.harness.measurement import Harness
+from sdm.evaluation.induction import Induction
 from sdm.evaluation.measurement import Measurement
 from sdm.evaluation.nll import Likelihood
 from sdm.evaluation.position import Position
@@ -64,6 +65,7 @@ MEASUREMENTS: dict[str, type[Measurement]] = {
     "speed": Speed,
     "ruler": Ruler,
     "probe": Probe,
+    "induction": Induction,
 }
 
 

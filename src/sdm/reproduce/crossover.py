@@ -11,9 +11,10 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from sdm.analysis.charts import ZERO
+from sdm.evaluation.induction import Induction
 from sdm.evaluation.measurement import Measurement
 from sdm.evaluation.position import Position
-from sdm.evaluation.report import AnyChart, Chart, Point, Table
+from sdm.evaluation.report import AnyChart, Chart, Grid, Point, Reference, Table
 from sdm.reproduce.quick import WORDS
 from sdm.reproduce.recipes.plain_code import DEVIATIONS, LENGTH, Text, plain_code
 from sdm.reproduce.sections.loss import PAIRED, comparison_section, loss_claim
@@ -22,8 +23,12 @@ from sdm.run.config import TrainConfig
 
 # Choices are made on one set of documents and reported on the other.
 MEASUREMENTS: dict[Text, dict[str, Measurement]] = {
-    "code": {"position": Position(gain=False, split="test"), "valid": Position(gain=False, split="valid")},
-    "pypi": {"position": Position(gain=False, split="test", documents=512)},
+    "code": {
+        "position": Position(gain=False, split="test"),
+        "valid": Position(gain=False, split="valid"),
+        "induction": Induction(split="test"),
+    },
+    "pypi": {"position": Position(gain=False, split="test", documents=512), "induction": Induction(split="test")},
 }
 SHORT = 512  # steps to which every change is trained
 SHORTEST_BRANCH = 200  # steps: all longer runs have the same warmup
@@ -115,7 +120,7 @@ def crossover_study(
     seeds_of = {width: seeds if width == smallest else 1 for width in widths}
     curves = {name: _curve(name, places, seeds_of, text) for name in dict.fromkeys((BASELINE, RIVAL, *changes))}
     groups = {"along tokens and width": [model for group in curves.values() for model in group.values()]}
-    sections = [_curve_section(curves)]
+    sections = [_curve_section(curves), _shift_section(curves)]
     if ablations:
         short = {name: variant(name, smallest, SHORT, seeds, text) for name in CHANGES}
         groups[f"changes at {SHORT} steps"] = list(short.values())
@@ -174,6 +179,80 @@ def _curve_chart(lines: Mapping[str, Sequence[Point]]) -> tuple[AnyChart, str]:
     title, y = "Below zero, SDM is ahead of plain GDN", "difference to plain GDN (nats per token)"
     chart = Chart("crossover", title, "training tokens", y, lines, log_x=True, references=(ZERO,))
     return chart, f"{title}. {PAIRED}"
+
+
+def previous_token_share(summary: Mapping[str, Any]) -> float:
+    """How much the strongest head below the long-range block reads of the token before; from `Induction`."""
+    place = _long_range(summary)
+    below = [block for index, block in summary["blocks"].items() if int(index) < int(place)]
+    return max(float(head["previous"]) for block in below for head in block["heads"])
+
+
+def successor_lift(summary: Mapping[str, Any]) -> float:
+    """How much more the strongest head of the long-range block reads of successors than distance alone would give."""
+    return max(float(head["lift"]) for head in summary["blocks"][_long_range(summary)]["heads"])
+
+
+def _long_range(summary: Mapping[str, Any]) -> str:
+    return next(index for index, block in summary["blocks"].items() if block["kind"] != "sliding_attention")
+
+
+def _shift_section(curves: Mapping[str, Curve]) -> Section:
+    """Whether models learn by themselves what the keys' start gives."""
+    values = {"previous": previous_token_share, "successor": successor_lift}
+
+    def exhibit(results: StudyResults) -> Exhibit:
+        rows: list[tuple[str, ...]] = []
+        lines: dict[str, dict[str, list[Point]]] = {name: {} for name in values}
+        for group in curves.values():
+            for (width, count), model in group.items():
+                means = {name: results.mean(model, value, "induction") for name, value in values.items()}
+                previous, successor = means["previous"], means["successor"]
+                if previous is None or successor is None:
+                    continue
+                label = f"{model.label}; d = {width}, {count * LENGTH / 1e6:.2f}M tokens"
+                seeds = len(results.values(model, successor_lift, "induction"))
+                rows.append((label, str(seeds), f"{previous.value:.1%}", f"{successor.value:.2f}"))
+                for name, mean in (("previous", previous), ("successor", successor)):
+                    point = Point(count * LENGTH, mean.value, mean.low, mean.high)
+                    lines[name].setdefault(f"{model.label}, d = {width}", []).append(point)
+        if not rows:
+            return Exhibit()
+        columns = ("variant", "seeds", "previous token, below", "lift of successors")
+        caption = (
+            "Shares of the exact maps of the mixers. Below: the strongest head of the two attention blocks before the "
+            "long-range one. Lift: what the long-range block reads of the tokens that followed earlier occurrences of "
+            "the same token, over what it reads two and three tokens behind them; 1 is what distance alone would give."
+        )
+        return Exhibit([Table("Learning the shift", columns, rows, caption)], [_shift_chart(lines)])
+
+    section = Section(
+        "shift",
+        "Whether plain models learn the shift by themselves",
+        "The paper's keys come from the token itself; its models may learn to join a token to the one before.",
+        "not reported",
+        (WRITE_RULE, *DEVIATIONS),
+    )
+    variants = [model for group in curves.values() for model in group.values()]
+    return replace(section, exhibit=exhibit, variants=tuple(variants), measurement="induction")
+
+
+def _shift_chart(lines: Mapping[str, Mapping[str, Sequence[Point]]]) -> tuple[AnyChart, str]:
+    title, x = "Whether plain models learn the shift by themselves", "training tokens"
+    below = Chart(
+        "shift-previous", "Attention below", x, "share of the token before", lines["previous"], log_x=True, percent=True
+    )
+    chance = Reference(1.0, "distance alone")
+    reads = Chart(
+        "shift-successor",
+        "Long-range layer",
+        x,
+        "lift of successors",
+        lines["successor"],
+        log_x=True,
+        references=(chance,),
+    )
+    return Grid("shift", title, [below, reads], width=2, share_y=False), f"{title}: strongest heads; bands over seeds."
 
 
 def _changes_section(changes: Mapping[str, Variant], width: int) -> Section:
