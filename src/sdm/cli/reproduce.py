@@ -1,4 +1,5 @@
-"""`sdm reproduce quick`, `mini`, `crossover`, `graft` and `paper`."""
+"""`sdm reproduce quick`, `mini`, `crossover`, `graft`, `ruler`, `facts`, `heads` and
+`paper`."""
 
 from __future__ import annotations
 
@@ -138,6 +139,71 @@ class Graft:
 
 
 @dataclass(frozen=True)
+class Ruler:
+    """RULER's tasks at many times the trained length, by models of 0.3M parameters trained on tasks of its kind. Takes
+    hours."""
+
+    output: Path = Path("runs/ruler")
+    """Folder of the runs, the figures and report.html."""
+    processes: int = 2
+    """Runs at a time, one thread each."""
+    samples: int = 100
+    """Samples of each task at 512 and 2,048 tokens; half as many at 8,192, a fifth at 32,768."""
+    report_only: bool = False
+    """Run nothing, and write the page from the runs that are there."""
+    json: bool = False
+    """Print the findings as JSON instead of tables."""
+
+    def run(self) -> None:
+        """Run the study and print its findings."""
+        from sdm.reproduce.ruler import ruler_study
+
+        if self.samples < 1:
+            raise UserError(f"--samples must be at least 1, got {self.samples}")
+        _run(ruler_study(self.samples), self.output, self.processes, self.report_only, self.json)
+
+
+@dataclass(frozen=True)
+class Facts:
+    """Facts that never change: what SDM and GDN store in a learned initial state, in about an hour on two cores."""
+
+    output: Path = Path("runs/facts")
+    """Folder of the runs, the figures and report.html."""
+    processes: int = 2
+    """Runs at a time, one thread each."""
+    report_only: bool = False
+    """Run nothing, and write the page from the runs that are there."""
+    json: bool = False
+    """Print the findings as JSON instead of tables."""
+
+    def run(self) -> None:
+        """Run the study and print its findings."""
+        from sdm.reproduce.facts import facts_study
+
+        _run(facts_study(), self.output, self.processes, self.report_only, self.json)
+
+
+@dataclass(frozen=True)
+class Heads:
+    """One memory or four at an equal state, in recall and rebinding, in about an hour on two cores."""
+
+    output: Path = Path("runs/heads")
+    """Folder of the runs, the figures and report.html."""
+    processes: int = 2
+    """Runs at a time, one thread each."""
+    report_only: bool = False
+    """Run nothing, and write the page from the runs that are there."""
+    json: bool = False
+    """Print the findings as JSON instead of tables."""
+
+    def run(self) -> None:
+        """Run the study and print its findings."""
+        from sdm.reproduce.heads import heads_study
+
+        _run(heads_study(), self.output, self.processes, self.report_only, self.json)
+
+
+@dataclass(frozen=True)
 class Paper:
     """Write the paper's experiments at a level of its ladder, for machines with GPUs: runs and commands."""
 
@@ -243,6 +309,9 @@ class Reproduce(Command):
         | Annotated[Mini, tyro.conf.subcommand("mini")]
         | Annotated[Crossover, tyro.conf.subcommand("crossover")]
         | Annotated[Graft, tyro.conf.subcommand("graft")]
+        | Annotated[Ruler, tyro.conf.subcommand("ruler")]
+        | Annotated[Facts, tyro.conf.subcommand("facts")]
+        | Annotated[Heads, tyro.conf.subcommand("heads")]
         | Annotated[Paper, tyro.conf.subcommand("paper")]
     ]
 

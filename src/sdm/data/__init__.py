@@ -9,6 +9,7 @@ from sdm.data.batch import IGNORED, Batch, BatchSource
 from sdm.data.config import CorpusConfig, DataConfig
 from sdm.data.corpus import Corpus, open_corpus
 from sdm.data.errors import DataError
+from sdm.data.facts import Facts, FactsConfig
 from sdm.data.loader import Batches, open_data
 from sdm.data.mad import MAD, MADTaskConfig
 from sdm.data.mqar import MQAR, MQARTaskConfig
@@ -16,6 +17,7 @@ from sdm.data.needle import Needle, NeedleConfig
 from sdm.data.prepare import prepare_tokenizer, prepare_tokens
 from sdm.data.rebinding import Rebinding, RebindingConfig
 from sdm.data.recall import Recall, RecallConfig, recall_batch
+from sdm.data.retrieval import Retrieval, RetrievalConfig
 from sdm.data.shards import TokenStore
 from sdm.data.sources import Document, Source, open_source
 from sdm.data.splits import split_documents
@@ -34,6 +36,8 @@ __all__ = [
     "DataConfig",
     "DataError",
     "Document",
+    "Facts",
+    "FactsConfig",
     "HFTokenizer",
     "MADTaskConfig",
     "MQARTaskConfig",
@@ -43,6 +47,8 @@ __all__ = [
     "RebindingConfig",
     "Recall",
     "RecallConfig",
+    "Retrieval",
+    "RetrievalConfig",
     "Source",
     "TokenStore",
     "Tokenizer",

@@ -8,11 +8,13 @@ from typing import Literal, get_args
 
 from sdm.data.batch import BatchSource
 from sdm.data.errors import DataError
+from sdm.data.facts import FactsConfig
 from sdm.data.mad import MADTaskConfig
 from sdm.data.mqar import MQARTaskConfig
 from sdm.data.needle import NeedleConfig
 from sdm.data.rebinding import RebindingConfig
 from sdm.data.recall import RecallConfig
+from sdm.data.retrieval import RetrievalConfig
 from sdm.data.splits import check_fractions
 from sdm.errors import check_not_negative, check_one_of, check_size
 
@@ -85,6 +87,10 @@ class CorpusConfig:
         check_not_negative(seed=self.seed)
 
 
-TaskConfig = RecallConfig | RebindingConfig | NeedleConfig | MQARTaskConfig | MADTaskConfig
+TaskConfig = (
+    RecallConfig | RebindingConfig | NeedleConfig | MQARTaskConfig | MADTaskConfig | FactsConfig | RetrievalConfig
+)
 # Each opens the batches that it describes; the source, which knows its configuration, is imported then.
 DataConfig = CorpusConfig | TaskConfig
+TextConfig = CorpusConfig | RetrievalConfig
+"""Data that is text, made of tokens of a tokenizer."""

@@ -8,7 +8,7 @@ import json
 import logging
 import math
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -80,12 +80,29 @@ def prepare_tokenizer(
     if not vocab_size.isdecimal() or len(vocab_size) > 9:
         raise DataError(f"tokenizer must be 'byte', 'bpe:SIZE' or a path, got {spec!r}")
     identities = [[source.name, source.identity()] for source in sources]
-    key = _digest([FORMAT, spec, identities, valid_fraction, test_fraction, BPE_BYTES])
-    folder = cache_folder(cache_dir) / "tokenizers" / key[:32]
+
+    def train() -> Tokenizer:
+        texts = (text for source in sources for text in _sample(source, valid_fraction, test_fraction))
+        return train_bpe(texts, int(vocab_size))
+
+    return cached_tokenizer(spec, [spec, identities, valid_fraction, test_fraction, BPE_BYTES], train, cache_dir)
+
+
+def cached_tokenizer(
+    spec: str, identity: list[Any], train: Callable[[], Tokenizer], cache_dir: Path | None = None
+) -> Tokenizer:
+    """The tokenizer that `train` returns, from the cache if one of the same identity was trained before.
+
+    Args:
+        spec: Its name in messages.
+        identity: JSON of everything that the tokenizer depends on.
+        train: Trains it.
+        cache_dir: The cache, as in `cache_folder`.
+    """
+    folder = cache_folder(cache_dir) / "tokenizers" / _digest([FORMAT, *identity])[:32]
     if not folder.is_dir():
         logger.info("training the tokenizer %s into %s", spec, printable(folder))
-        texts = (text for source in sources for text in _sample(source, valid_fraction, test_fraction))
-        trained = train_bpe(texts, int(vocab_size))
+        trained = train()
         with _writing(f"the tokenizer {spec!r}", folder) as temporary:
             keep_tokenizer(trained, temporary)
     try:

@@ -37,6 +37,7 @@ BLOCK = 512  # characters
 _SPACES = r"\t-\r \x85\xa0\u1680\u2000-\u200a\u2028\u2029\u202f\u205f\u3000"
 _RUN = re.compile(rf"[^\W_]+|[{_SPACES}]+|(?:[^\w{_SPACES}]|_)+")
 
+PAIRS_OF_DIGITS = r"\d{1,2}"
 FILES = ("tokenizer.json", "tokenizer_config.json")
 CHECKSUMS = "checksums.json"  # beside the files of a tokenizer that is kept for a run or in the cache
 
@@ -168,8 +169,21 @@ class ByteTokenizer:
         return HFTokenizer(tokenizer, END_OF_TEXT)
 
 
-def train_bpe(texts: Iterable[str], vocab_size: int, progress: bool = False) -> HFTokenizer:
+def train_bpe(
+    texts: Iterable[str],
+    vocab_size: int,
+    progress: bool = False,
+    *,
+    isolate: Sequence[str] = (),
+) -> HFTokenizer:
     """A tokenizer of `vocab_size` ids whose merges are the most frequent ones of the texts.
+
+    Args:
+        texts: What merges are counted in.
+        vocab_size: Number of ids.
+        progress: Show a progress bar.
+        isolate: Regular expressions whose matches become words of their own, which no merge crosses:
+            `PAIRS_OF_DIGITS` cuts numbers into pairs of digits.
 
     Any text can be encoded, whatever it was trained on: every byte has an id. A small text may not have enough
     different words to fill the vocabulary; that is an error, because a model would be built for ids that never occur.
@@ -179,7 +193,9 @@ def train_bpe(texts: Iterable[str], vocab_size: int, progress: bool = False) -> 
             f"vocab_size must be at least {SMALLEST_VOCABULARY}, one id per byte and one more, got {vocab_size}"
         )
     tokenizer = tokenizers.Tokenizer(models.BPE())
-    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=True)
+    byte_level = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=True)
+    cuts = [pre_tokenizers.Split(tokenizers.Regex(pattern), "isolated") for pattern in isolate]
+    tokenizer.pre_tokenizer = pre_tokenizers.Sequence([*cuts, byte_level]) if cuts else byte_level
     tokenizer.decoder = decoders.ByteLevel()
     trainer = trainers.BpeTrainer(
         vocab_size=vocab_size,

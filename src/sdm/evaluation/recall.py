@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from sdm.data.batch import IGNORED
-from sdm.data.config import CorpusConfig
+from sdm.data.config import TextConfig
 from sdm.errors import UserError, check_size
 from sdm.evaluation.eval_model import EvalModel
 from sdm.evaluation.measurement import Measurement, Pairs, Plan, Result, Unit
@@ -70,11 +70,11 @@ class Recall(Measurement):
         config = None if lm.run is None else lm.run.config().data
         trained = None if config is None else name_of(config)
         name = self.task
-        if name == AUTO and (config is None or isinstance(config, CorpusConfig)):
+        if name == AUTO and (config is None or isinstance(config, TextConfig)):
             name = TEXT_NEEDLE
         if name == TEXT_NEEDLE:
             return text_needle(lm, self.haystack, self.sizes, self.seed), trained
-        if config is None or isinstance(config, CorpusConfig) or name not in (AUTO, trained):
+        if config is None or isinstance(config, TextConfig) or name not in (AUTO, trained):
             config = default_config(name)
         task = task_of(config, self.sizes, self.seed)
         if task.vocab_size > lm.vocab_size:

@@ -19,8 +19,9 @@ import torch
 from torch import Tensor
 
 from sdm.data.batch import IGNORED, Batch
-from sdm.data.config import CorpusConfig, DataConfig, NeedleConfig, RebindingConfig, TaskConfig
+from sdm.data.config import CorpusConfig, DataConfig, NeedleConfig, RebindingConfig, RetrievalConfig, TaskConfig
 from sdm.data.errors import DataError
+from sdm.data.facts import Facts, FactsConfig
 from sdm.data.mad import MAD, MADTask, MADTaskConfig
 from sdm.data.mqar import MQAR, MQARTaskConfig
 from sdm.data.needle import needle_rows
@@ -39,7 +40,7 @@ BEYOND = 4  # times the length that was trained on, to which needles are hidden
 PUBLISHED_ROWS = {"mqar": 1000, "mad": 1280}  # held-out rows of the published comparisons
 TEXT_NEEDLE = "text-needle"
 
-Axis = Literal["pairs to keep apart (K)", "tokens of a row"]
+Axis = Literal["pairs to keep apart (K)", "tokens of a row", "facts"]
 
 
 @dataclass(frozen=True)
@@ -99,6 +100,8 @@ def name_of(config: DataConfig) -> str:
     """What a task is called."""
     if isinstance(config, CorpusConfig):
         return "text"
+    if isinstance(config, RetrievalConfig):
+        return "retrieval"
     if isinstance(config, MADTaskConfig):
         return f"mad-{config.task}"
     kinds: dict[type, str] = {
@@ -106,6 +109,7 @@ def name_of(config: DataConfig) -> str:
         RebindingConfig: "rebinding",
         NeedleConfig: "needle",
         MQARTaskConfig: "mqar",
+        FactsConfig: "facts",
     }
     return kinds[type(config)]
 
@@ -115,6 +119,7 @@ _CONFIGS: tuple[TaskConfig, ...] = (
     RebindingConfig(),
     NeedleConfig(),
     MQARTaskConfig(),
+    FactsConfig(),
     *(MADTaskConfig(task) for task in get_args(MADTask)),
 )
 _DEFAULTS = {name_of(config): config for config in _CONFIGS}
@@ -204,6 +209,23 @@ def _mqar(config: MQARTaskConfig, sizes: tuple[int, ...], seed: int) -> Task:
     )
 
 
+def _facts(config: FactsConfig, sizes: tuple[int, ...], seed: int) -> Task:
+    """All facts that a model was trained on, in other rows."""
+    for facts in sizes:
+        if facts != config.num_facts:
+            raise UserError(f"--sizes: the model was trained on num_facts = {config.num_facts} facts, got {facts}")
+    source = Facts(config, "test")
+    rows = -(-config.num_facts // config.asked)
+
+    def row(size: Size, number: int) -> Row:
+        step, place = divmod((seed - 1) * rows + number, config.batch_size)
+        return Row(source.batch(step, [place]))
+
+    data = {key: value for key, value in to_json(config).items() if key != "kind"}
+    size = Size(config.num_facts, source.sequence_length, config.asked)
+    return Task("facts", "Facts of training", source.vocab_size, "facts", (size,), row, data, rows)
+
+
 def _held_out(config: MADTaskConfig, sizes: tuple[int, ...], seed: int) -> Task:
     """A task of one size: other rows of what was trained on."""
     if sizes:
@@ -227,6 +249,7 @@ _TASKS: dict[type, Callable[[Any, tuple[int, ...], int], Task]] = {
     NeedleConfig: _needle,
     MQARTaskConfig: _mqar,
     MADTaskConfig: _held_out,
+    FactsConfig: _facts,
 }
 
 

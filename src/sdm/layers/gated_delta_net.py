@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from sdm.errors import check_one_of, check_size
 from sdm.layers.determinism import is_deterministic, token_by_token
-from sdm.layers.gates import Float32Linear, decay_gate, reset_decay
+from sdm.layers.gates import LARGEST_DECAY_RATE, Float32Linear, decay_gate, reset_decay
 from sdm.layers.interface import check_input, without_weight_decay
 from sdm.layers.recurrent_state import RecurrentState, RecurrentUndo, start_memory
 from sdm.layers.short_convolution import ShortConvolution
@@ -40,6 +40,7 @@ class GatedDeltaNet(nn.Module):
         conv_size: taps of the short convolution; 0 leaves it out and keeps its SiLU.
         output_gate: "silu" or "sigmoid".
         initial_state_std: scale of the learned state at initialisation.
+        largest_decay_rate: decay rates A start uniform between 0 and this.
         norm_eps: of the RMS norm and of the unit lengths.
         decay: whether the state decays; without, this is DeltaNet.
         correction: whether a write erases what its key held before; without it and without decay, this is linear
@@ -57,6 +58,7 @@ class GatedDeltaNet(nn.Module):
         conv_size: int = 4,
         output_gate: str = "silu",
         initial_state_std: float = 0.002,
+        largest_decay_rate: float = LARGEST_DECAY_RATE,
         norm_eps: float = 1e-6,
         decay: bool = True,
         correction: bool = True,
@@ -73,6 +75,9 @@ class GatedDeltaNet(nn.Module):
             raise ValueError(f"conv_size must be a number of taps, or 0 for no convolution, got {conv_size!r}")
         if initial_state_std < 0:
             raise ValueError(f"initial_state_std must not be negative, got {initial_state_std}")
+        if not largest_decay_rate > 0:
+            raise ValueError(f"largest_decay_rate must be positive, got {largest_decay_rate}")
+        self.largest_decay_rate = largest_decay_rate
         self.output_gate, self.initial_state_std, self.norm_eps = output_gate, initial_state_std, norm_eps
         self.correction, self.backend = correction, backend
 
@@ -99,7 +104,7 @@ class GatedDeltaNet(nn.Module):
     def reset_own_parameters(self) -> None:
         """Initialise the gates and the learned state; the projections keep torch's or the model's own scheme."""
         if self.decay_proj is not None:
-            reset_decay(self.decay_log_rate, self.decay_bias)
+            reset_decay(self.decay_log_rate, self.decay_bias, largest_rate=self.largest_decay_rate)
         if self.initial_state is not None:
             nn.init.normal_(self.initial_state, std=self.initial_state_std)
 

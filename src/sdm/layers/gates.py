@@ -34,9 +34,14 @@ def decay_gate(projected: Tensor, bias: Tensor, log_rate: Tensor) -> tuple[Tenso
     return step, -log_rate.to(step.dtype).exp() * step
 
 
-def reset_decay(log_rate: nn.Parameter, bias: nn.Parameter, lowest_rate: float = 0.0) -> None:
-    """A uniform up to 16, kept as its logarithm; b the inverse softplus of a step log-uniform in [0.001, 0.1]."""
+LARGEST_DECAY_RATE = 16.0
+
+
+def reset_decay(
+    log_rate: nn.Parameter, bias: nn.Parameter, lowest_rate: float = 0.0, largest_rate: float = LARGEST_DECAY_RATE
+) -> None:
+    """Draw A uniformly, kept as its logarithm; b is the inverse softplus of a step log-uniform in [0.001, 0.1]."""
     with torch.no_grad():
-        log_rate.uniform_(lowest_rate, 16).clamp_(min=1e-4).log_()
+        log_rate.uniform_(lowest_rate, largest_rate).clamp_(min=1e-4).log_()
         step = bias.uniform_(math.log(1e-3), math.log(1e-1)).exp()
         bias.copy_(step + torch.log(-torch.expm1(-step)))

@@ -15,7 +15,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from sdm.errors import check_one_of, check_size
-from sdm.layers.gates import Float32Linear, decay_gate, reset_decay
+from sdm.layers.gates import LARGEST_DECAY_RATE, Float32Linear, decay_gate, reset_decay
 from sdm.layers.interface import check_input, check_mask, without_weight_decay
 from sdm.layers.masked_batch_norm import MaskedBatchNorm
 from sdm.layers.recurrent_state import start_memory
@@ -127,6 +127,8 @@ class SparseDeltaMemory(nn.Module):
         learned_initial_state: start from a learned table shared by the batch instead of zeros.
         initial_state_std: scale of the learned table at initialisation. One write moves a slot by about
             1 / num_writes of a value; a table much larger than that drowns the first writes.
+        largest_decay_rate: decay rates A start uniform between 0 and this; a small one makes a memory that forgets
+            slowly from the start.
         update: "delta", or "slot" for the per-slot form of the write.
         weighting: "softmax" over the selected scores, or "l2": the selected scores divided by their norm.
         temperature: the softmax divides the scores by it.
@@ -153,6 +155,7 @@ class SparseDeltaMemory(nn.Module):
         learned_initial_state: bool = True,
         *,
         initial_state_std: float = 0.002,
+        largest_decay_rate: float = LARGEST_DECAY_RATE,
         update: str = "delta",
         weighting: str = "softmax",
         temperature: float = 1.0,
@@ -173,6 +176,9 @@ class SparseDeltaMemory(nn.Module):
             raise ValueError(f"temperature must be positive, got {temperature}")
         if initial_state_std < 0:
             raise ValueError(f"initial_state_std must not be negative, got {initial_state_std}")
+        if not largest_decay_rate > 0:
+            raise ValueError(f"largest_decay_rate must be positive, got {largest_decay_rate}")
+        self.largest_decay_rate = largest_decay_rate
         self.hidden_size, self.num_heads = hidden_size, num_heads
         self.num_slots = default_slots(hidden_size, num_heads) if num_slots is None else num_slots
         check_size(num_slots=self.num_slots)
@@ -206,7 +212,7 @@ class SparseDeltaMemory(nn.Module):
 
     def reset_own_parameters(self) -> None:
         """Initialise the gates and the learned table; the projections keep torch's or the model's own scheme."""
-        reset_decay(self.decay_log_rate, self.decay_bias)
+        reset_decay(self.decay_log_rate, self.decay_bias, largest_rate=self.largest_decay_rate)
         if self.initial_state is not None:
             nn.init.normal_(self.initial_state, std=self.initial_state_std)
 

@@ -15,11 +15,11 @@ import os
 import shutil
 import time
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from sdm.data.config import CorpusConfig
+from sdm.data.config import CorpusConfig, RetrievalConfig, TextConfig
 from sdm.data.corpus import open_corpus
 from sdm.data.errors import DataError
 from sdm.data.loader import open_data
@@ -292,7 +292,7 @@ def expected_work(config: TrainConfig) -> float:
 
 def data_sizes(config: TrainConfig) -> tuple[int, int]:
     """Sequence length and vocabulary size of a run's data, without opening text."""
-    if isinstance(config.data, CorpusConfig):
+    if isinstance(config.data, TextConfig):
         return config.data.sequence_length, config.model.vocab_size or UNKNOWN_VOCABULARY
     task = open_data(config.data, "train", config.schedule.steps)
     return task.sequence_length, task.vocab_size
@@ -303,6 +303,9 @@ def prepare_corpora(jobs: Sequence[Job]) -> None:
     for config in {job.config.data for job in jobs if isinstance(job.config.data, CorpusConfig)}:
         for split in ("train", "valid", "test"):
             open_corpus(config, split)
+    tasks = [job.config.data for job in jobs if isinstance(job.config.data, RetrievalConfig)]
+    for task in {replace(config, seed=0) for config in tasks}:  # which trains its tokenizer
+        open_data(task, "valid")
 
 
 def _describe(job: Job, folder: Path) -> int:

@@ -6,7 +6,7 @@ import logging
 from pathlib import Path
 from typing import Any
 
-from sdm.data.config import CorpusConfig
+from sdm.data.config import TextConfig
 from sdm.data.loader import open_data
 from sdm.data.tokenization import Tokenizer, load_tokenizer
 from sdm.models import SDMConfig, SDMForCausalLM
@@ -114,7 +114,7 @@ def _built(run: Run) -> tuple[Any, Tokenizer | None]:
     config = run.config()
     if not run.has_begun():
         raise TrainingError(f"the run in {run.folder} has no checkpoint yet")
-    recorded = run.recorded_tokenizer() if isinstance(config.data, CorpusConfig) else None
+    recorded = run.recorded_tokenizer() if isinstance(config.data, TextConfig) else None
     if recorded is not None:
         tokenizer = load_tokenizer(recorded)
         return new_model(config, tokenizer.vocab_size, tokenizer), tokenizer

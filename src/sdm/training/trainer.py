@@ -25,7 +25,7 @@ from torch import Tensor
 from torch.distributed.checkpoint.stateful import Stateful
 
 from sdm.data.batch import Batch, BatchSource
-from sdm.data.config import CorpusConfig
+from sdm.data.config import CorpusConfig, TextConfig
 from sdm.data.loader import open_data
 from sdm.files import remove_leftovers
 from sdm.layers.memory_statistics import evaluating
@@ -181,7 +181,7 @@ class Trainer:
     def _open(self, split: str) -> BatchSource:
         """One split of the data. A run that is continued keeps its tokenizer, whatever became of its source."""
         data, recorded = self.config.data, self.this_run.recorded_tokenizer()
-        if isinstance(data, CorpusConfig) and recorded is not None:
+        if isinstance(data, TextConfig) and recorded is not None:
             data = replace(data, tokenizer=str(recorded))
         return open_data(data, split, self.config.schedule.steps)
 

@@ -11,8 +11,9 @@ from dataclasses import dataclass
 from itertools import takewhile
 
 from sdm.data.randomness import Permutation
+from sdm.data.words import single_words
 from sdm.errors import UserError
-from sdm.evaluation.ruler.text import compounds, single_words
+from sdm.evaluation.ruler.text import compounds
 
 COMMON = 10
 # Below so many tokens, words appear less often, so that the list still has many.

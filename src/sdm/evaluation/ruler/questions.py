@@ -16,7 +16,8 @@ from typing import Any, Protocol
 
 from sdm.data.errors import DataError
 from sdm.data.randomness import Permutation, hash_of
-from sdm.evaluation.ruler.text import plain_text, read_json_file, word_lists
+from sdm.data.words import word_lists
+from sdm.evaluation.ruler.text import plain_text, read_json_file
 
 
 @dataclass(frozen=True)

@@ -6,7 +6,6 @@ import hashlib
 import itertools
 import json
 import random
-import re
 import uuid
 from collections.abc import Iterator
 from functools import cache, cached_property
@@ -15,11 +14,10 @@ from typing import Any
 
 from sdm.data.errors import DataError
 from sdm.data.sources import open_source
+from sdm.data.words import single_words, split_sentences, word_lists
 from sdm.files import open_regular
 
 NOISE = "The grass is green. The sky is blue. The sun is yellow. Here we go. There and back again."
-LONGEST = 60  # words of a sentence: what has no full stops is cut
-_SENTENCE_END = re.compile(r"""(?:(?<=[.!?])|(?<=[.!?]["')\]])) (?=["'(\[]?[A-Z0-9])""")
 
 
 class Essays:
@@ -55,16 +53,6 @@ class Essays:
         return [self._sentences[number % len(self._sentences)] for number in range(start, stop)]
 
 
-def split_sentences(text: str) -> list[str]:
-    """Without line breaks; every space is one space."""
-    sentences = []
-    for sentence in _SENTENCE_END.split(" ".join(text.split())):
-        words = sentence.split()
-        for start in range(0, len(words), LONGEST):
-            sentences.append(" ".join(words[start : start + LONGEST]))
-    return sentences
-
-
 def noise_words(characters: int) -> str:
     """The sentences that repeat, in one line, at least so long."""
     return " ".join(itertools.repeat(NOISE, characters // len(NOISE) + 1))
@@ -90,24 +78,6 @@ def _json_texts(path: Path) -> Iterator[str]:
 
 
 SHORT = 4  # letters of the nouns that compounds are made of, at most
-
-
-@cache
-def word_lists() -> dict[str, tuple[str, ...]]:
-    """The words of each kind: adjectives, nouns and verbs."""
-    kinds: dict[str, list[str]] = {}
-    for line in Path(__file__).with_name("words.txt").read_text(encoding="ascii").splitlines():
-        if line.startswith("#"):
-            words = kinds.setdefault(line.strip("# "), [])
-        else:
-            words += line.split()
-    return {kind: tuple(words) for kind, words in kinds.items()}
-
-
-@cache
-def single_words() -> tuple[str, ...]:
-    """Every word of the lists, once."""
-    return tuple(sorted({word for words in word_lists().values() for word in words}))
 
 
 @cache

@@ -9,6 +9,7 @@ from sdm.layers import GatedDeltaNet
 from sdm.models.layer_cost import LayerCost
 from sdm.models.layer_types.base import LayerType, check_numbers, derived
 from sdm.models.layer_types.shared import (
+    DecayFields,
     DenseMemoryFields,
     InitialStateFields,
     KeyAids,
@@ -26,7 +27,7 @@ if TYPE_CHECKING:
 
 
 @dataclass
-class GatedDeltaNetFields(DenseMemoryFields, InitialStateFields, KeyAids):
+class GatedDeltaNetFields(DenseMemoryFields, InitialStateFields, DecayFields, KeyAids):
     """Fields of GDN layers."""
 
     gdn_learned_initial_state: bool = False
@@ -41,13 +42,14 @@ class GatedDeltaNetType(LayerType):
     fields = GatedDeltaNetFields
     ops = ("gated_delta_rule",)
     state_fields = ("num_attention_heads", "recurrent_key_dim", "short_convolution", "shift_keys", "key_convolution")
-    free_fields = ("initial_state_std",)
+    free_fields = ("initial_state_std", "largest_decay_rate")
 
     def derive(self, config: "SDMConfig") -> None:
         """Check the fields of this layer type and fill in those that are None."""
         derive_dense_memory(config)
         check_key_aids(config)
         check_numbers(config, "initial_state_std")
+        check_numbers(config, "largest_decay_rate", positive=True)
 
     def build(self, config: "SDMConfig") -> nn.Module:
         """Build the layer."""
@@ -58,6 +60,7 @@ class GatedDeltaNetType(LayerType):
             config.gdn_learned_initial_state,
             conv_size=config.short_convolution,
             initial_state_std=config.initial_state_std,
+            largest_decay_rate=config.largest_decay_rate,
             norm_eps=config.rms_norm_eps,
             backend=config.backend,
         )

@@ -11,6 +11,7 @@ from sdm.layers.sizes import check_slots, default_slots
 from sdm.models.layer_cost import LayerCost, selection_flops
 from sdm.models.layer_types.base import LayerType, check_choices, check_numbers, check_sizes, derived
 from sdm.models.layer_types.shared import (
+    DecayFields,
     InitialStateFields,
     KeyAids,
     check_key_aids,
@@ -26,7 +27,7 @@ if TYPE_CHECKING:
 
 
 @dataclass
-class SparseMemoryFields(InitialStateFields, KeyAids):
+class SparseMemoryFields(InitialStateFields, DecayFields, KeyAids):
     """Fields of SDM layers."""
 
     num_memory_heads: int = 1
@@ -63,12 +64,13 @@ class SparseMemoryType(LayerType):
     fields = SparseMemoryFields
     ops = ("sparse_delta_rule", "product_key_topk")
     state_fields = ("num_memory_heads", "num_slots", "shift_keys", "key_convolution")
-    free_fields = ("initial_state_std",)
+    free_fields = ("initial_state_std", "largest_decay_rate")
 
     def derive(self, config: "SDMConfig") -> None:
         """Check the fields of this layer type and fill in those that are None."""
         check_sizes(config, "num_memory_heads", "num_slots", "num_writes", "num_reads")
         check_numbers(config, "initial_state_std")
+        check_numbers(config, "largest_decay_rate", positive=True)
         check_key_aids(config)
         check_numbers(config, "memory_temperature", positive=True)
         check_choices(
@@ -94,6 +96,7 @@ class SparseMemoryType(LayerType):
             derived(config.num_reads),
             config.learned_initial_state,
             initial_state_std=config.initial_state_std,
+            largest_decay_rate=config.largest_decay_rate,
             update=config.memory_update,
             weighting=config.memory_weighting,
             temperature=config.memory_temperature,

@@ -22,6 +22,14 @@ class InitialStateFields:
 
 
 @dataclass
+class DecayFields:
+    """Fields of the decay gate of SDM and GDN."""
+
+    largest_decay_rate: float | int = 16.0
+    """Decay rates A of SDM and GDN start uniform between 0 and this. 0.16 starts memories that forget slowly."""
+
+
+@dataclass
 class KeyAids:
     """Fields that help very small models with SDM or GDN to find keys. The paper's models use none of them."""
 

@@ -14,6 +14,7 @@ from typing import Any
 
 from sdm.data.mad import MADTask
 from sdm.models.ladder import LEVELS
+from sdm.reproduce.recipes.facts import facts
 from sdm.reproduce.recipes.graft import graft
 from sdm.reproduce.recipes.ladder import ladder
 from sdm.reproduce.recipes.long_context import long_context
@@ -21,6 +22,7 @@ from sdm.reproduce.recipes.mini import mini
 from sdm.reproduce.recipes.plain_code import plain_code
 from sdm.reproduce.recipes.published_tasks import mad, mqar
 from sdm.reproduce.recipes.recall import needle, rebinding, recall
+from sdm.reproduce.recipes.retrieval import retrieval
 from sdm.reproduce.recipes.tiny import tiny_code, tiny_text
 from sdm.run.config import TrainConfig
 from sdm.run.errors import TrainingError
@@ -41,6 +43,8 @@ GROUPS: dict[str, dict[str, Recipe]] = {
         "recall": recall,
         "rebinding": rebinding,
         "needle": needle,
+        "retrieval": retrieval,
+        "facts": facts,
         "mqar": mqar,
         "mad": mad,
     },
@@ -52,7 +56,7 @@ _LAYERS = {"gdn": "gdn", "mamba2": "mamba2", "attention": "full_attention"}
 SHORT_NAMES: dict[str, tuple[str, dict[str, Any]]] = {
     **{
         f"{name}-{layer}": (name, {"global_layer": _LAYERS[layer]})
-        for name in ("recall", "rebinding", "needle", "mqar")
+        for name in ("recall", "rebinding", "needle", "mqar", "retrieval", "facts")
         for layer in ("gdn", "attention")
     },
     **{f"mad-{task}": ("mad", {"task": task}) for task in typing.get_args(MADTask)},

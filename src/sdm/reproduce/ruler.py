@@ -1,0 +1,322 @@
+"""`sdm reproduce ruler`: RULER's tasks at many times the trained length, by small models trained on tasks of its kind.
+
+The models are those of `recipes.retrieval`: they learn retrieval from rows of 512 tokens with other keys and haystacks
+than RULER's, and are measured on RULER's own tasks from 512 tokens on. GDN's layouts and rates are swept on held-out
+rows of the training's generator; RULER's samples decide nothing. A second experiment trains to 2,048 tokens, with
+chains of variables.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from sdm.evaluation.measurement import Measurement
+from sdm.evaluation.report import AnyChart, Chart, Grid, Point, Reference, Table
+from sdm.evaluation.ruler.measurement import Ruler
+from sdm.evaluation.statistics import Mean
+from sdm.reproduce.recipes.retrieval import DEVIATIONS, retrieval
+from sdm.reproduce.study import (
+    WRITE_RULE,
+    Claim,
+    Difference,
+    Exhibit,
+    Section,
+    Study,
+    StudyResults,
+    SummaryValue,
+    Variant,
+    point,
+    shown,
+)
+
+SEEDS = 3
+SINGLE = ("niah_single_1", "niah_single_2")
+MULTIKEY = "niah_multikey_1"
+TASKS = (*SINGLE, MULTIKEY, "niah_multivalue", "niah_multiquery")
+
+
+@dataclass(frozen=True)
+class Lengths:
+    """Lengths of a RULER measurement. Long prompts take most of the time: there are fewer of them."""
+
+    tokens: tuple[int, ...]
+    tasks: tuple[str, ...]
+    part: int = 1
+    """The samples are divided by this."""
+
+
+@dataclass(frozen=True)
+class Experiment:
+    """A trained length, and what is measured after it."""
+
+    trained: int
+    """Tokens of the longest rows."""
+    tasks: tuple[str, ...]
+    lengths: Mapping[str, Lengths]
+    """By the name of the measurement."""
+
+    @property
+    def far(self) -> int:
+        """The length at which models are compared far beyond the trained one."""
+        return 16 * self.trained
+
+    def all_lengths(self) -> list[int]:
+        """Every length that is measured."""
+        return sorted(length for part in self.lengths.values() for length in part.tokens)
+
+    def measured_by(self, length: int) -> str:
+        """The measurement that has a length."""
+        return next(name for name, part in self.lengths.items() if length in part.tokens)
+
+    def measurements(self, samples: int, longest: int | None = None) -> dict[str, Measurement]:
+        """RULER at the lengths, up to the longest that is wanted."""
+        return {
+            name: Ruler(tasks=part.tasks, lengths=part.tokens, samples=max(1, samples // part.part), batch_size=25)
+            for name, part in self.lengths.items()
+            if longest is None or max(part.tokens) <= longest
+        }
+
+
+SHORT = Experiment(
+    512,
+    TASKS,
+    {
+        "ruler": Lengths((512, 2048), TASKS),
+        "ruler-far": Lengths((8192,), TASKS, 2),
+        "ruler-farthest": Lengths((32768,), (*SINGLE, MULTIKEY), 5),
+    },
+)
+WIDE = Experiment(
+    2048,
+    (*TASKS, "vt"),
+    {"ruler": Lengths((2048,), (*TASKS, "vt")), "ruler-farthest": Lengths((32768,), (*TASKS, "vt"), 5)},
+)
+WIDE_ROWS: dict[str, Any] = {"sequence_length": 2048, "tracking": 0.15, "steps": 1500}
+
+GDN_LAYOUTS = ((2, 32), (1, 64), (2, 64), (1, 128))  # heads, key channels of each
+GDN_RATES = (2.5e-3, 5e-3, 1e-2)
+GDN_BEST = ((2, 64), 5e-3)
+ATTENTION: dict[str, Any] = {"lr": 2e-3, "steps": 900, "start_length": 64}
+MIXED = ("sliding_attention", "sdm", "full_attention", "sliding_attention")
+
+TARGETS = (  # of SDM: tasks, whether far beyond the trained length, accuracy
+    ("single needles", SINGLE, False, 0.90),
+    ("multikey_1", (MULTIKEY,), False, 0.80),
+    ("single needles", SINGLE, True, 0.90),
+    ("multikey_1", (MULTIKEY,), True, 0.75),
+)
+LEAD = (
+    "Does a memory of many slots keep what it has read far beyond the length that it was trained on? Models of 0.3M "
+    "parameters learn to find numbers in rows of at most 512 tokens, and are asked RULER's own questions in contexts "
+    "of 512 to 32,768 tokens."
+)
+TRAINED_ON = (
+    "Trained on: keys of two words (from the end of the built-in text, without any word of RULER's lists, or made up) "
+    "with numbers of seven digits, in sentences of that text or in noise; half of the rows are phrased as RULER's. "
+    "Measured on: RULER's tasks with its own key words, in the beginning of the built-in text, which no row holds."
+)
+
+
+def models(samples: int = 100) -> dict[str, Variant]:
+    """The models that are compared, by architecture."""
+    every = SHORT.measurements(samples)
+    short = SHORT.measurements(samples, SHORT.far)  # attention's time grows with the square of the length
+    best = gdn(*GDN_BEST[0], GDN_BEST[1])
+
+    def variant(name: str, label: str, measurements: dict[str, Measurement], **fields: Any) -> Variant:
+        return Variant(f"{name}-seed{{seed}}", label, lambda seed: retrieval(seed=seed, **fields), measurements, SEEDS)
+
+    return {
+        "sdm": variant("sdm", "SDM", every),
+        "gdn": replace(best, measurements=every, seeds=SEEDS),
+        "full_attention": variant("attention", "full attention", short, global_layer="full_attention", **ATTENTION),
+        "mixed": variant("mixed", "mixed FA/SDM", short, layer_types=MIXED, **ATTENTION),
+    }
+
+
+def gdn(heads: int, key_dim: int, lr: float, **fields: Any) -> Variant:
+    """GDN with a layout of its keys, at a learning rate."""
+    name = f"gdn-{heads}x{key_dim}-lr{lr:g}-seed{{seed}}"
+
+    def recipe(seed: int) -> Any:
+        return retrieval("gdn", lr=lr, seed=seed, heads=heads, key_dim=key_dim, **fields)
+
+    return Variant(name, f"GDN, {heads}x{key_dim}", recipe, {})
+
+
+def wide_models(samples: int = 100) -> dict[str, Variant]:
+    """SDM and GDN trained to 2,048 tokens with all tasks; one seed."""
+    measurements = WIDE.measurements(samples)
+    other = gdn(*GDN_BEST[0], GDN_BEST[1], **WIDE_ROWS)
+    return {
+        "sdm": Variant("wide-sdm", "SDM", lambda seed: retrieval(seed=seed, **WIDE_ROWS), measurements),
+        "gdn": replace(other, name="wide-gdn", measurements=measurements),
+    }
+
+
+def ruler_study(samples: int = 100) -> Study:
+    """The study of `sdm reproduce ruler`.
+
+    Args:
+        samples: Samples of each task at lengths near the trained one; longer prompts have fewer.
+    """
+    compared, wide = models(samples), wide_models(samples)
+    sweep = {
+        (heads, key_dim, lr): compared["gdn"] if ((heads, key_dim), lr) == GDN_BEST else gdn(heads, key_dim, lr)
+        for heads, key_dim in GDN_LAYOUTS
+        for lr in GDN_RATES
+    }
+    sections = (
+        ruler_section("ruler", "RULER beyond the trained length", SHORT, compared),
+        _sweep_section(sweep),
+        ruler_section("ruler-wide", f"Trained to {WIDE.trained:,} tokens", WIDE, wide),
+    )
+    groups = {
+        "compared": list(compared.values()),
+        "GDN's layouts and rates": list(sweep.values()),
+        "trained to 2,048 tokens": list(wide.values()),
+    }
+    return Study("ruler", "RULER in miniature", LEAD, groups, sections, by_seed=True)
+
+
+def accuracy(tasks: Sequence[str], length: int) -> SummaryValue:
+    """The mean accuracy of tasks at a length; None where one of them is not measured."""
+
+    def value(summary: Mapping[str, Any]) -> float | None:
+        cells = [summary["tasks"].get(task, {}).get("lengths", {}).get(str(length)) for task in tasks]
+        if not all(cells):
+            return None
+        return sum(cell["accuracy"] for cell in cells) / len(cells)
+
+    return value
+
+
+def _mean(
+    results: StudyResults, experiment: Experiment, variant: Variant, tasks: Sequence[str], length: int
+) -> Mean | None:
+    name = experiment.measured_by(length)
+    return results.mean(variant, accuracy(tasks, length), name) if name in variant.measurements else None
+
+
+def ruler_section(key: str, title: str, experiment: Experiment, compared: Mapping[str, Variant]) -> Section:
+    """Accuracy by task and length for the models of an experiment, and the claims about SDM."""
+    sdm = compared["sdm"]
+    rivals = [compared[name] for name in ("gdn", "full_attention") if name in compared]
+
+    def against(rival: Variant, tasks: Sequence[str], length: int) -> Claim:
+        names = " and ".join(_short(task) for task in tasks)
+
+        def difference(results: StudyResults) -> Difference | None:
+            return results.paired_seeds(sdm, rival, accuracy(tasks, length), experiment.measured_by(length))
+
+        quantity = f"SDM - {rival.label}, accuracy on {names} at {length:,} tokens (points)"
+        return Claim(quantity, "RULER, 1.4B: SDM 31.2%, GDN 20.0%, attention 32.5%", difference, "above", percent=True)
+
+    def exhibit(results: StudyResults) -> Exhibit:
+        tables = [table for variant in compared.values() if (table := _table(results, experiment, variant)) is not None]
+        if not tables:
+            return Exhibit()
+        targets, words = _targets(results, experiment, sdm)
+        notes = (TRAINED_ON, f"Trained lengths end at {experiment.trained:,} tokens: longer ones were never seen.")
+        return Exhibit([targets, *tables], [_chart(key, results, experiment, compared)], notes, words)
+
+    section = Section(
+        key,
+        title,
+        "SDM keeps recall where GDN's state is too small and attention's positions were never trained.",
+        "RULER at level 8, 4k to 131k: SDM 31.2%, GDN 20.0%, attention 32.5%",
+        (WRITE_RULE, *DEVIATIONS),
+    )
+    claims = [
+        against(rival, (MULTIKEY,), length) for rival in rivals for length in (experiment.trained, experiment.far)
+    ]
+    claims += [against(rival, SINGLE, experiment.far) for rival in rivals]
+    return replace(section, exhibit=exhibit, claims=claims, variants=[sdm, *rivals], measurement="ruler")
+
+
+def _short(task: str) -> str:
+    return task.removeprefix("niah_")
+
+
+def _targets(results: StudyResults, experiment: Experiment, sdm: Variant) -> tuple[Table, str]:
+    """What was asked of SDM before the runs, and whether it was reached."""
+    rows, words = [], []
+    for label, tasks, far, target in TARGETS:
+        length = experiment.far if far else experiment.trained
+        mean = _mean(results, experiment, sdm, tasks, length)
+        verdict = "missing" if mean is None else "reached" if mean.value >= target else "missed"
+        rows.append((f"{label}, {length:,} tokens", f"{100 * target:.0f}%", shown(mean, 1, percent=True), verdict))
+        words.append(f"{label} at {length:,} {shown(mean, 1, percent=True)}")
+    caption = f"Mean over seeds with its 95% interval. Trained to {experiment.trained:,} tokens."
+    return Table("Targets of SDM", ("tasks", "target", "measured", "verdict"), rows, caption), "SDM: " + ", ".join(
+        words
+    )
+
+
+def _table(results: StudyResults, experiment: Experiment, variant: Variant) -> Table | None:
+    columns = [length for length in experiment.all_lengths() if experiment.measured_by(length) in variant.measurements]
+    rows = []
+    for task in experiment.tasks:
+        means = [_mean(results, experiment, variant, (task,), length) for length in columns]
+        rows.append((_short(task), *("-" if mean is None else shown(mean, 1, percent=True) for mean in means)))
+    if all(cell == "-" for row in rows for cell in row[1:]):
+        return None
+    names = [f"{length:,}{' (trained)' if length <= experiment.trained else ''}" for length in columns]
+    seeds = len(results.by_seed(variant, "ruler"))
+    caption = f"Mean accuracy of {seeds} seed{'s' if seeds != 1 else ''}, with 95% intervals over seeds."
+    return Table(f"RULER: {variant.label}", ("task", *names), rows, caption)
+
+
+def _chart(
+    key: str, results: StudyResults, experiment: Experiment, compared: Mapping[str, Variant]
+) -> tuple[AnyChart, str]:
+    trained = Reference(experiment.trained, f"trained to {experiment.trained:,}", "x")
+    charts = []
+    for task in experiment.tasks:
+        curves: dict[str, list[Point]] = {}
+        for variant in compared.values():
+            means = {
+                length: _mean(results, experiment, variant, (task,), length) for length in experiment.all_lengths()
+            }
+            if points := [point(length, mean) for length, mean in means.items() if mean is not None]:
+                curves[variant.label] = points
+        name, references = f"{key}-{_short(task)}", (trained,)
+        charts.append(
+            Chart(name, _short(task), "tokens", "accuracy", curves, log_x=True, percent=True, references=references)
+        )
+    caption = "RULER's tasks by the length of the context, means over seeds with 95% intervals."
+    return Grid(key, "RULER by the length of the context", charts), caption
+
+
+def _sweep_section(sweep: Mapping[tuple[int, int, float], Variant]) -> Section:
+    def exhibit(results: StudyResults) -> Exhibit:
+        losses: dict[tuple[int, int, float], float] = {}
+        for place, variant in sweep.items():
+            facts = results.facts(variant)
+            if facts is not None and facts.valid_loss is not None:
+                losses[place] = facts.valid_loss
+        if not losses:
+            return Exhibit()
+        rows = []
+        for heads, key_dim in GDN_LAYOUTS:
+            cells = [losses.get((heads, key_dim, lr)) for lr in GDN_RATES]
+            state = sweep[heads, key_dim, GDN_RATES[0]].cost()[0].state_elements
+            row = ("-" if loss is None else f"{loss:.3f}" for loss in cells)
+            rows.append((f"{heads}x{key_dim}", f"{state:,}", *row))
+        heads, key_dim, lr = min(losses, key=losses.__getitem__)
+        caption = "Loss of answers on held-out rows of the training's generator, nats per token; seed 0."
+        columns = ("heads x key channels", "state", *(f"{rate:g}" for rate in GDN_RATES))
+        edge = " (edge of the sweep)" if lr in (GDN_RATES[0], GDN_RATES[-1]) else ""
+        chosen = f"best of {len(losses)} of {len(sweep)}: {heads}x{key_dim} at {lr:g}{edge}"
+        return Exhibit([Table("GDN's sweep", columns, rows, caption)], summary=chosen)
+
+    section = Section(
+        "sweep",
+        "GDN's layouts and rates",
+        "GDN is compared in its best form, chosen by the loss on held-out rows, never by RULER.",
+        "one layout and one rate",
+        (WRITE_RULE, *DEVIATIONS),
+    )
+    return replace(section, exhibit=exhibit, variants=list(sweep.values()), measurement="")
