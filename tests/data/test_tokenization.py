@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from tokenizers import models, pre_tokenizers
 
 from sdm.data import ByteTokenizer, DataError, HFTokenizer, Tokenizer, load_tokenizer, train_bpe
-from sdm.data.word_cache import WordCache
+from sdm.data.tokenization import WordCache
 
 TEXTS = [
     "def f(x):\n    return x + 1  # naïve\n\n\n",
@@ -79,7 +79,7 @@ def test_memory_of_words_is_bounded(bpe: HFTokenizer, monkeypatch: pytest.Monkey
     document = "漢字仮名交じり文。\n" * 500 + "code = 1\n"
     assert words.encode(document).tolist() == bpe.encode(document)
     assert all(word.isascii() for word in words)
-    monkeypatch.setattr("sdm.data.word_cache.MAX_BYTES", 10_000)
+    monkeypatch.setattr("sdm.data.tokenization.MAX_BYTES", 10_000)
     text = " ".join(f"word{number:x}" for number in range(1000))
     assert words.encode(text).tolist() == bpe.encode(text)
     assert 0 < sum(sys.getsizeof(word) + sys.getsizeof(ids) for word, ids in words.items()) <= 10_000

@@ -13,8 +13,7 @@ from sdm.cli.command import Command
 from sdm.data.config import CorpusConfig
 from sdm.errors import UserError
 from sdm.models.ladder import LEVELS
-from sdm.reproduce.paper_runs import PaperRun, paper_runs
-from sdm.reproduce.paper_scripts import shell, write_paper
+from sdm.reproduce.paper import PaperRun, paper_runs, shell, write_paper
 from sdm.run import Run
 from sdm.run.mesh import resolve
 

@@ -11,10 +11,10 @@ from sdm.data import CorpusConfig, MADTaskConfig, MQARTaskConfig, RecallConfig
 from sdm.models import cost, ladder
 from sdm.models.ladder import LEVELS
 from sdm.reproduce.recipes import RECIPES, recipe
-from sdm.reproduce.recipes.long_context import paper_steps
-from sdm.reproduce.recipes.recall import recall
+from sdm.reproduce.recipes.paper import paper_steps
 from sdm.reproduce.recipes.registry import SHORT_NAMES, describe
 from sdm.reproduce.recipes.small_code import small_code
+from sdm.reproduce.recipes.tasks import recall
 from sdm.run.config import TrainConfig
 from sdm.run.config_file import from_json, to_json
 from sdm.run.errors import TrainingError
@@ -79,7 +79,7 @@ def test_recall_models_are_equal() -> None:
     assert costs["sdm"].state_elements == 64 * costs["gdn"].state_elements
     more = f"{flops['full_attention'] / flops['sdm'] - 1:.0%} more"
     root = Path(__file__).parents[2]
-    for path in ("README.md", "docs/reproduce.md", "src/sdm/reproduce/recipes/recall.py"):
+    for path in ("README.md", "docs/reproduce.md", "src/sdm/reproduce/recipes/tasks.py"):
         text = " ".join((root / path).read_text().split())
         assert more in text, path
         assert "full attention at equal parameters and FLOPs" not in text, path

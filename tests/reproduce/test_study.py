@@ -15,8 +15,8 @@ from sdm.evaluation.speed import Speed
 from sdm.evaluation.statistics import weighted_mean
 from sdm.reproduce.jobs import Outcome, study_lock
 from sdm.reproduce.run_study import run_study, study_page
-from sdm.reproduce.sections.cost import cost_section
 from sdm.reproduce.sections.loss import comparison_section, loss_claim, position_section
+from sdm.reproduce.sections.memory import cost_section
 from sdm.reproduce.study import (
     RULE,
     Claim,

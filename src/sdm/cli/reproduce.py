@@ -224,7 +224,7 @@ class Paper:
 
     def run(self) -> None:
         """Write the runs and print what each is."""
-        from sdm.reproduce.paper_scripts import describe, write_paper
+        from sdm.reproduce.paper import describe, write_paper
 
         made = write_paper(self.level, self.output, self.gpus, self.gpu, self.sources, self.code, self.tokenizer)
         for run in made.runs:

@@ -160,7 +160,7 @@ class Plan(Command):
                 f"--batch-tokens = {self.batch_tokens}; lower it"
             )
         from sdm.analysis.size_tables import plan_rows, plan_tables
-        from sdm.reproduce.plan import plans
+        from sdm.reproduce.paper import plans
 
         made = plans(
             self.level,

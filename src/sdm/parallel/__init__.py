@@ -3,10 +3,9 @@
 The layers keep their arithmetic and the names of their parameters. This package adds the collectives between ranks.
 """
 
-from sdm.parallel.channels import ChannelShard, split_channels
+from sdm.parallel.channels import ChannelShard, from_full_, shard_dim, shard_size, split_channels, to_full
 from sdm.parallel.collectives import Traffic, count_traffic
 from sdm.parallel.context import TimeSlice, split_time
-from sdm.parallel.full_tensors import from_full_, shard_dim, shard_size, to_full
 
 __all__ = [
     "ChannelShard",

@@ -35,8 +35,8 @@ from sdm.layers.streams import Streams, documents_of, streams_of
 from sdm.models.likelihood import IGNORED
 from sdm.ops.gated_delta_rule import gated_delta_rule
 from sdm.ops.state_space import state_space
+from sdm.parallel.channels import SplitMemory
 from sdm.parallel.collectives import Group, all_to_all, gather_time, tokens_before
-from sdm.parallel.memory import SplitMemory
 
 
 @dataclass(frozen=True)

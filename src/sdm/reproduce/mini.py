@@ -21,9 +21,8 @@ from sdm.evaluation.ruler.tasks import SIX
 from sdm.evaluation.speed import Speed
 from sdm.reproduce.quick import GDN_RATES, KEY_DIMS, RECALL_TASK, RULER, TRAINED_PAIRS, WORDS, layout, recall_config
 from sdm.reproduce.quick import SLOTS as RECALL_SLOTS
-from sdm.reproduce.recipes import recall as recall_recipe
+from sdm.reproduce.recipes import tasks as recall_recipe
 from sdm.reproduce.recipes.mini import DEVIATIONS, PLAIN, RATES, WIDTHS, Architecture, mini
-from sdm.reproduce.sections.cost import cost_section
 from sdm.reproduce.sections.loss import (
     comparison_section,
     differences_figure,
@@ -34,7 +33,7 @@ from sdm.reproduce.sections.loss import (
     position_section,
     slots_figure,
 )
-from sdm.reproduce.sections.memory import access_section, utilisation_section
+from sdm.reproduce.sections.memory import access_section, cost_section, utilisation_section
 from sdm.reproduce.sections.recall import Forms, accuracy_section, recall_section
 from sdm.reproduce.sections.scaling import scaling_section
 from sdm.reproduce.study import WRITE_RULE, Claim, Difference, Section, Study, StudyResults, Variant

@@ -14,14 +14,13 @@ from sdm.evaluation.measurement import Measurement
 from sdm.evaluation.position import Position
 from sdm.evaluation.recall import Recall
 from sdm.evaluation.speed import Speed
-from sdm.reproduce.recipes import recall as recall_recipe
 from sdm.reproduce.recipes import small_code as code_recipe
+from sdm.reproduce.recipes import tasks as recall_recipe
 from sdm.reproduce.recipes.parameters import GlobalLayer
-from sdm.reproduce.recipes.recall import KEY_CHANNELS, recall
 from sdm.reproduce.recipes.small_code import small_code
-from sdm.reproduce.sections.cost import cost_section
+from sdm.reproduce.recipes.tasks import KEY_CHANNELS, recall
 from sdm.reproduce.sections.loss import position_section
-from sdm.reproduce.sections.memory import access_section, utilisation_section
+from sdm.reproduce.sections.memory import access_section, cost_section, utilisation_section
 from sdm.reproduce.sections.recall import Forms, recall_section
 from sdm.reproduce.study import WRITE_RULE, Section, Study, StudyResults, Variant
 from sdm.run.config import TrainConfig

@@ -15,7 +15,7 @@ import torch
 
 from sdm.analysis.pages import Finding, Page, illustration, write_page
 from sdm.analysis.pages import Section as PageSection
-from sdm.analysis.pages.environment import environment
+from sdm.analysis.pages.write import environment
 from sdm.analysis.trace_page import write_run_trace
 from sdm.errors import UserError
 from sdm.evaluation.eval_model import open_model

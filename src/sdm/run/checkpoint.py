@@ -1,7 +1,17 @@
 """The checkpoints of a run: the newest ones are kept, and a run is resumed from the newest undamaged one.
 
-All ranks write and read a checkpoint together; their number may differ between the two. Rank 0 creates the temporary
-folder, writes what is not a tensor, and renames the folder once all ranks have finished.
+A checkpoint is a folder that is complete or absent, and is verified before it is used. All ranks write and read it
+together; their number may differ between the two. Rank 0 creates the temporary folder, writes what is not a tensor, and
+renames the folder once all ranks have finished.
+
+Tensors are written by torch's distributed checkpoint, one file per rank. Its safetensors storage is used instead of the
+default one, whose metadata is a pickle: loading a pickle runs whatever code it holds, and no checksum helps against a
+malicious file. Everything else is JSON.
+
+    step-00000100/
+      shard-00001-model-00001-of-00001.safetensors
+      state.json      format, step, configuration, JSON values of the trainer's state
+      manifest.json   size and SHA-256 of the other files
 """
 
 from __future__ import annotations

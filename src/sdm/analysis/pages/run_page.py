@@ -9,9 +9,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from sdm.analysis.charts import loss_chart, utilisation_chart
-from sdm.analysis.pages.environment import environment_section
 from sdm.analysis.pages.measured import Named, failed, measured_findings
 from sdm.analysis.pages.page import Finding, Illustration, Page, Section
+from sdm.analysis.pages.write import environment_section
 from sdm.errors import UserError
 from sdm.evaluation.report import Table
 from sdm.evaluation.results import FILE, read_results

@@ -16,13 +16,11 @@ from sdm.data.mad import MADTask
 from sdm.models.ladder import LEVELS
 from sdm.reproduce.recipes.facts import facts
 from sdm.reproduce.recipes.graft import graft
-from sdm.reproduce.recipes.ladder import ladder
-from sdm.reproduce.recipes.long_context import long_context
 from sdm.reproduce.recipes.mini import mini
+from sdm.reproduce.recipes.paper import ladder, long_context
 from sdm.reproduce.recipes.plain_code import plain_code
-from sdm.reproduce.recipes.published_tasks import mad, mqar
-from sdm.reproduce.recipes.recall import needle, rebinding, recall
 from sdm.reproduce.recipes.retrieval import retrieval
+from sdm.reproduce.recipes.tasks import mad, mqar, needle, rebinding, recall
 from sdm.reproduce.recipes.tiny import tiny_code, tiny_text
 from sdm.run.config import TrainConfig
 from sdm.run.errors import TrainingError

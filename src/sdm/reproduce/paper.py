@@ -1,27 +1,163 @@
-"""`sdm reproduce paper`: the paper's experiments at its own sizes, as run folders and scripts for machines with GPUs.
+"""`sdm reproduce paper` and `sdm plan`: the paper's experiments at its own sizes, for machines with GPUs.
 
-Each run is on the first mesh that `sdm plan` says fits. One script trains all runs of a level, another measures them.
+    every level     SDM, GDN and full attention; the mixed hybrid at levels 1 to 8
+    level 6         memories of a quarter and a sixteenth of the slots (the paper's 432, 108 and 27 MB a layer)
+    level 8         Mamba2; SDM from a null M0, GDN from a learned state; W = 32, 64 with R = 32, 64, 128
+    levels 8, 13    fine-tuning on 131,072 tokens, 4 and 16 billion in all, of what is measured after it
+
+Each run is a folder on the first mesh that `sdm plan` says fits. One script trains all runs of a level, another
+measures them.
 """
 
 from __future__ import annotations
 
+import itertools
 import shlex
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any, Literal
 
 from sdm.data.config import CorpusConfig
 from sdm.errors import UserError
 from sdm.evaluation.ruler.measurement import LENGTHS
 from sdm.models import cost
-from sdm.plan import ACCELERATORS, Workload, make_plan
-from sdm.reproduce.paper_runs import PaperRun, paper_runs
-from sdm.reproduce.plan import MOST_CONTEXT
+from sdm.models.ladder import LEVELS
+from sdm.plan import ACCELERATORS, Plan, Workload, make_plan
+from sdm.reproduce.recipes.paper import BATCH_TOKENS, LENGTH, PAPER_TOKENS, ladder, lengthen, paper_steps
 from sdm.run import Run
 from sdm.run.config import TrainConfig
 from sdm.run.config_file import write_config
 from sdm.run.folder import CONFIG
 from sdm.run.mesh import Mesh, MeshConfig, valid_meshes
+
+MOST_CONTEXT = 64  # ranks for one sequence
+
+
+def plans(
+    level: int,
+    global_layer: str,
+    gpus: int,
+    gpu: str,
+    sequence_length: int,
+    batch_tokens: int,
+    rows: int,
+    precision: str,
+    checkpointing: str,
+    keep_weights: bool = False,
+) -> list[Plan]:
+    """One for every mesh that can work, with channels split within one machine at most."""
+    if level not in LEVELS:
+        raise UserError(f"--level must be one of {', '.join(map(str, LEVELS))}, got {level}")
+    device, batch_size = ACCELERATORS[gpu], batch_tokens // sequence_length
+    config = ladder(level, global_layer)
+    assert isinstance(config.data, CorpusConfig)
+    data = replace(config.data, sequence_length=sequence_length, batch_size=batch_size)
+    config = replace(config, data=data, compute=replace(config.compute, accumulation=1))
+    meshes = [
+        mesh
+        for mesh in valid_meshes(config, gpus)
+        if mesh.channel <= device.per_machine and mesh.context <= min(MOST_CONTEXT, sequence_length)
+    ]
+    if not meshes:
+        raise UserError(
+            f"no mesh of {gpus} GPUs works for a step of {batch_size} rows of {sequence_length} tokens; take fewer "
+            "--gpus or more --batch-tokens"
+        )
+    model = config.model.build(config.model.vocab_size or 0)
+    return [
+        make_plan(
+            Workload(model, mesh, sequence_length, batch_size, rows, precision, checkpointing, keep_weights), device
+        )
+        for mesh in meshes
+    ]
+
+
+MIXED = ("full_attention", "sdm")
+MIXED_LEVELS = range(1, 9)
+MEMORY_LEVEL, ABLATED_LEVEL = 6, 8
+SLOT_SHARES = (4, 16)  # of which a smaller memory has one
+WRITES, READS = (32, 64), (32, 64, 128)
+
+Purpose = Literal["ladder", "memory size", "initial state", "writes and reads", "long context"]
+
+
+@dataclass(frozen=True)
+class PaperRun:
+    """A run, and which experiment it belongs to."""
+
+    name: str
+    """Of its folder."""
+    purpose: Purpose
+    config: TrainConfig
+    gpus: int = 1
+    """That share it."""
+
+    @property
+    def is_long(self) -> bool:
+        """Whether the run is a long-context fine-tuning, which starts from another run."""
+        return self.purpose == "long context"
+
+
+def paper_runs(level: int, folder: Path, sources: tuple[str, ...], tokenizer: str) -> list[PaperRun]:
+    """All of a level, in the order in which they must be run. `folder` is where the runs go: a fine-tuning names the
+    run that it starts from."""
+    if level not in LEVELS:
+        raise UserError(f"--level must be one of {', '.join(map(str, LEVELS))}, got {level}")
+    runs = list(_pretraining(level))
+    if level in PAPER_TOKENS:
+        runs += [_long(level, run, folder) for run in runs if run.purpose in ("ladder", "initial state")]
+    return [replace(run, config=_with_data(run.config, sources, tokenizer)) for run in runs]
+
+
+def _pretraining(level: int) -> Iterator[PaperRun]:
+    for name, layer in (("sdm", "sdm"), ("gdn", "gdn"), ("attention", "full_attention")):
+        yield _pretrain(name, "ladder", level, layer)
+    if level in MIXED_LEVELS:
+        yield _pretrain("mixed", "ladder", level, "sdm", global_layer=MIXED)
+    if level == MEMORY_LEVEL:
+        slots = _slots(level)
+        for share in SLOT_SHARES:
+            yield _pretrain(f"sdm-slots-{slots // share}", "memory size", level, "sdm", num_slots=slots // share)
+    if level == ABLATED_LEVEL:
+        yield _pretrain("mamba2", "ladder", level, "mamba2")
+        yield _pretrain("sdm-null", "initial state", level, "sdm", learned_initial_state=False)
+        yield _pretrain("gdn-learned", "initial state", level, "gdn", gdn_learned_initial_state=True)
+        for writes, reads in itertools.product(WRITES, READS):
+            if (writes, reads) != (64, 64):  # the ladder's own
+                name = f"sdm-w{writes}-r{reads}"
+                yield _pretrain(name, "writes and reads", level, "sdm", num_writes=writes, num_reads=reads)
+
+
+def _pretrain(name: str, purpose: Purpose, level: int, layer: str, **fields: Any) -> PaperRun:
+    config = ladder(level, layer)
+    return PaperRun(f"level-{level}-{name}", purpose, replace(config, model=replace(config.model, **fields)))
+
+
+def _slots(level: int) -> int:
+    row = LEVELS[level]
+    return (row.hidden_size // (4 * row.num_memory_heads)) ** 2
+
+
+def _long(level: int, run: PaperRun, folder: Path) -> PaperRun:
+    """With as many tokens a step as pre-training has."""
+    rows = BATCH_TOKENS // LENGTH
+    config = lengthen(replace(run.config, init_from=folder / run.name), LENGTH, paper_steps(level, rows))
+    assert isinstance(config.data, CorpusConfig)
+    config = replace(
+        config,
+        data=replace(config.data, batch_size=rows),
+        compute=replace(config.compute, accumulation=rows, checkpointing="block"),
+        checkpoint=replace(config.checkpoint, every=100),
+        monitor=replace(config.monitor, log_every=10, memory_every=100),
+    )
+    return PaperRun(f"{run.name}-long", "long context", config)
+
+
+def _with_data(config: TrainConfig, sources: tuple[str, ...], tokenizer: str) -> TrainConfig:
+    assert isinstance(config.data, CorpusConfig)
+    return replace(config, data=replace(config.data, sources=sources, tokenizer=tokenizer))
+
 
 # Where the user puts what cannot come with this package.
 TEXT, CODE, TOKENIZER = "data/text", "data/code", "data/tokenizer"

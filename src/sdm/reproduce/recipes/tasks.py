@@ -1,15 +1,25 @@
-"""Associative recall: SDM, GDN and full attention at equal parameters.
+"""Recipes of synthetic tasks: recall of this project's own, and the published MQAR and MAD, on the same small models.
 
-SDM and GDN cost the same FLOPs per token as well; full attention costs 24% more at the length of the task. The models
-are small enough to learn recall in minutes, and they need help for it that the paper's do not: `DEVIATIONS` lists it.
-`rebinding` and `needle` train the same models on two more tasks of this project.
+`recall` compares SDM, GDN and full attention at equal parameters. SDM and GDN cost the same FLOPs per token as well;
+full attention costs 24% more at the length of the task. The models are small enough to learn recall in minutes, and
+they need help for it that the paper's do not: `DEVIATIONS` lists it. `rebinding` and `needle` are two more tasks.
+
+`mqar` has the data, batches, epochs and the cosine schedule without warm-up of Zoology's comparison, whose learning
+rates are 1e-3, 3.2e-3, 1e-2 and 3.2e-2; weight decay and clipping are this project's. 32 epochs are for a GPU:
+--schedule.steps and --data.batch-size make it smaller.
+
+`mad` has MAD's data, batches, epochs, moments and cosine schedule, and the middle one of its learning rates (1e-4,
+5e-4, 1e-3; it sweeps weight decays of 0 and 0.1 as well); clipping is this project's.
 """
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 
 from sdm.data.config import NeedleConfig, RebindingConfig, RecallConfig
+from sdm.data.mad import MADTask, MADTaskConfig
+from sdm.data.mqar import MQARTaskConfig
 from sdm.models.model_config import ModelConfig
 from sdm.reproduce.recipes.parameters import GlobalLayer
 from sdm.run.config import (
@@ -105,3 +115,40 @@ def needle(
     """A few pairs hidden in a long row of filler, asked for at its end; minutes on a laptop."""
     data = NeedleConfig(sequence_length=sequence_length, batch_size=batch_size, seed=seed)
     return replace(recall(global_layer, lr=lr, steps=steps, seed=seed), data=data)
+
+
+MQAR_EPOCHS = 32
+MAD_EPOCHS = 200
+LAST_RATE = 1e-6
+HELD_OUT_EXAMPLES = 1280
+
+
+def mqar(global_layer: GlobalLayer = "sdm", *, lr: float = 10**-2.5, seed: int = 0) -> TrainConfig:
+    """Zoology's MQAR, at its published settings, on a small model."""
+    data = MQARTaskConfig(seed=seed)
+    steps = MQAR_EPOCHS * data.steps_per_epoch
+    return replace(
+        recall(global_layer, lr=lr, seed=seed),
+        data=data,
+        schedule=ScheduleConfig(steps=steps, warmup=0, decay=steps, shape="cosine"),
+        compute=ComputeConfig(accumulation=4),
+        checkpoint=CheckpointConfig(),
+        monitor=MonitorConfig(validate_every=data.steps_per_epoch, validation_batches=2 * len(data.test_segments)),
+        guard=GuardConfig(),
+    )
+
+
+def mad(task: MADTask = "in-context-recall", *, lr: float = 5e-4, seed: int = 0) -> TrainConfig:
+    """A task of MAD at its published settings, on a small model."""
+    data = MADTaskConfig(task, seed=seed)
+    steps = MAD_EPOCHS * math.ceil(data.examples / data.batch_size)
+    return replace(
+        recall(seed=seed),
+        data=data,
+        optim=OptimConfig(lr=lr, betas=(0.9, 0.999), weight_decay=0.0),
+        schedule=ScheduleConfig(steps=steps, warmup=0, decay=steps, shape="cosine", final=LAST_RATE / lr),
+        compute=ComputeConfig(),
+        checkpoint=CheckpointConfig(),
+        monitor=MonitorConfig(validation_batches=HELD_OUT_EXAMPLES // data.batch_size),
+        guard=GuardConfig(),
+    )
