@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 from sdm.evaluation.measurement import Measurement
 from sdm.evaluation.recall import Recall
 from sdm.evaluation.report import Table
-from sdm.reproduce.recipes.recall import DEVIATIONS, rebinding, recall
+from sdm.reproduce.recipes.tasks import DEVIATIONS, rebinding, recall
 from sdm.reproduce.study import (
     WRITE_RULE,
     Claim,
