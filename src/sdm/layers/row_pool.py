@@ -24,7 +24,10 @@ from sdm.layers.state import LayerState
 from sdm.ops import sparse_delta_rule_
 from sdm.ops.sparse_delta_rule.inputs import Tokens
 
-GROWTH = 1.5  # a pool that is full becomes so many times as large
+# A pool changes its size rarely, because all rows are copied then, those of the initial table too. A full pool gets half
+# as many rows again, and 1/16 of a table at least. It shrinks when streams use less than a quarter of rows that are more
+# than a quarter of a table.
+LEAST_GROWTH, SHRINK_BELOW = 16, 4
 _BITS = {2: torch.int16, 4: torch.int32, 8: torch.int64}
 
 
@@ -103,10 +106,10 @@ class RowPool:
             self._uses[written] -= 1
             self._free = torch.cat((self._free, written[self._uses[written] == 0]))
             self._free_maps.append(number)
-        if self.used_rows == 0:  # nobody is left: memory that a burst of streams took is given back
-            first = len(self._start)
-            self.rows, self._uses = self.rows[:first].clone(), self._uses[:first].clone()
-            self._free = self._free[:0].clone()
+        first, used = len(self._start), self.used_rows
+        own = len(self.rows) - first
+        if own > first // SHRINK_BELOW and used < own // SHRINK_BELOW:
+            self._shrink(used + max(used // 2, first // LEAST_GROWTH))
 
     def _written(self, number: int) -> Tensor:
         """The rows of a stream that are not those of the initial table."""
@@ -124,13 +127,28 @@ class RowPool:
         if short > 0:
             before = len(self.rows)
             own = before - len(self._start)
-            more = max(short, int((GROWTH - 1) * own))
-            self.rows = torch.cat((self.rows, self.rows.new_zeros(more, self.shape[2])))
+            more = max(short, own // 2, len(self._start) // LEAST_GROWTH)
+            rows = self.rows.new_empty(before + more, self.shape[2])  # on a CPU, rows not used yet take no memory
+            rows[:before] = self.rows
+            self.rows = rows
             self._uses = torch.cat((self._uses, self._uses.new_zeros(more)))
             added = torch.arange(before, before + more, device=self.rows.device)
             self._free = torch.cat((self._free, added))
         taken, self._free = self._free[len(self._free) - count :], self._free[: len(self._free) - count]
         return taken
+
+    def _shrink(self, own: int) -> None:
+        """Keep room for `own` rows of streams; those in use move to the front, and the maps follow."""
+        first = len(self._start)
+        in_use = self._uses.nonzero().squeeze(1)
+        rows, uses = self.rows.new_empty(first + own, self.shape[2]), self._uses.new_zeros(first + own)
+        rows[: len(in_use)], uses[: len(in_use)] = self.rows[in_use], self._uses[in_use]
+        place = self._start.new_zeros(len(self.rows))  # maps that are free name rows that are gone
+        place[in_use] = torch.arange(len(in_use), dtype=place.dtype, device=place.device)
+        self.rows, self._uses, self._maps = rows, uses, place[self._maps.long()]
+        self._free = torch.arange(len(in_use), len(rows), device=rows.device)
+        if len(self._free_maps) == len(self._maps):
+            self._maps, self._free_maps = self._maps[:0].clone(), []
 
     def own_(self, numbers_S: Tensor, slots_SK: Tensor) -> None:
         """Let the streams own these slots of [0, H * N): rows that they share are copied. A slot may occur twice."""
