@@ -25,8 +25,8 @@ from sdm.ops import sparse_delta_rule_
 from sdm.ops.sparse_delta_rule.inputs import Tokens
 
 # A pool changes its size rarely, because all rows are copied then, those of the initial table too. A full pool gets
-# half as many rows again, and 1/16 of a table at least. It shrinks when streams use less than a quarter of rows that are
-# more than a quarter of a table.
+# half as many rows again, and 1/16 of a table at least. It shrinks when streams use less than a quarter of rows that
+# are more than a quarter of a table.
 LEAST_GROWTH, SHRINK_BELOW = 16, 4
 _BITS = {2: torch.int16, 4: torch.int32, 8: torch.int64}
 

@@ -14,18 +14,18 @@ from typing import Any
 import pytest
 import torch
 
-from tiny_models import STACKS, VOCABULARY, tiny_model
+from served_models import NEW, SIZES, expected, prompts_of, save, state_gib
+from tiny_models import STACKS, tiny_model
 from tiny_tokenizer import tiny_tokenizer
 
 os.environ.setdefault("VLLM_CPU_KVCACHE_SPACE", "1")
 os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"  # so that a test can look into the engine
 vllm = pytest.importorskip("vllm", reason="vLLM is not installed; `make vllm-test` runs this in an environment with it")
 
+from sdm.integrations.vllm.model import PooledMixer  # noqa: E402
 from sdm.integrations.vllm.pool import StatePool, _keep  # noqa: E402
 from sdm.models import SDMForCausalLM  # noqa: E402
 
-SIZES = {"hidden_size": 64, "num_attention_heads": 2, "num_slots": 64, "initial_state_std": 1.0, "eos_token_id": None}
-NEW = 32
 Serve = Callable[..., Any]
 
 
@@ -46,22 +46,6 @@ def serve() -> Iterator[Serve]:
     gc.collect()
 
 
-def save(folder: Path, stack: str = "sdm", **fields: Any) -> SDMForCausalLM:
-    model = tiny_model(stack, **(SIZES | fields))
-    model.save_pretrained(folder)
-    tiny_tokenizer().save_pretrained(folder)
-    return model
-
-
-def prompts_of(lengths: list[int]) -> list[list[int]]:
-    return [torch.randint(0, VOCABULARY, (length,)).tolist() for length in lengths]
-
-
-def expected(model: SDMForCausalLM, prompts: list[list[int]], new: int = NEW) -> list[list[int]]:
-    outputs = [model.generate(torch.tensor([ids]), max_new_tokens=new, do_sample=False) for ids in prompts]
-    return [output[0, len(ids) :].tolist() for ids, output in zip(prompts, outputs, strict=True)]
-
-
 def served(engine: Any, prompts: list[list[int]], new: int = NEW) -> list[list[int]]:
     greedy = vllm.SamplingParams(max_tokens=new, temperature=0, ignore_eos=True)
     outputs = engine.generate([{"prompt_token_ids": ids} for ids in prompts], greedy, use_tqdm=False)
@@ -69,8 +53,7 @@ def served(engine: Any, prompts: list[list[int]], new: int = NEW) -> list[list[i
 
 
 def pools(engine: Any) -> list[StatePool]:
-    found = engine.apply_model(lambda model: [m.pool for m in model.modules() if getattr(m, "pool", None) is not None])
-    return [pool for pool in found[0] if isinstance(pool, StatePool)]
+    return engine.apply_model(lambda model: [m.pool for m in model.modules() if isinstance(m, PooledMixer)])[0]
 
 
 @pytest.mark.parametrize("chunked", [True, False])
@@ -102,8 +85,7 @@ def test_rows_are_reused_and_mutations_are_caught(
     model = save(tmp_path)
     prompts = prompts_of([1, 5, 23, 60, 90, 2, 40, 3, 17, 64, 31, 8])
     want = expected(model, prompts)
-    bytes_per_sequence = sum(block.mixer.start_state(1).nbytes for block in model.model.layers[-1:])
-    engine = serve(tmp_path, additional_config={"sdm_state_gib": 4 * bytes_per_sequence / 2**30})
+    engine = serve(tmp_path, additional_config={"sdm_state_gib": state_gib(model, 3)})
     memories = pools(engine)
     assert [pool.states.streams for pool in memories] == [3]
     assert served(engine, prompts) == want
@@ -167,10 +149,59 @@ def test_samples_logprobs_and_stop_strings(tmp_path: Path, serve: Serve) -> None
     assert engine.generate(request, greedy, use_tqdm=False)[0].outputs[0].text == text[: text.index(stop)]
 
 
+def trained(steps: int = 150) -> tuple[SDMForCausalLM, list[int]]:
+    """A model that has learned the letters of a text, and the text's tokens."""
+    text = (Path(__file__).parents[3] / "LICENSE").read_text().replace("\n", " ")
+    ids = torch.tensor(tiny_tokenizer()(" ".join(text.split()))["input_ids"])
+    model = tiny_model("sdm", **(SIZES | {"initial_state_std": 0.02, "initializer_range": 0.05})).train()
+    optimizer = torch.optim.AdamW(model.parameters(), lr=3e-3)
+    for _ in range(steps):
+        starts = torch.randint(0, len(ids) - 65, (8,))
+        batch = torch.stack([ids[start : start + 65] for start in starts.tolist()])
+        loss = model(input_ids=batch, labels=batch).loss
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+    return model.eval(), ids.tolist()
+
+
+def test_bfloat16_by_logprobs_of_a_trained_model(tmp_path: Path, serve: Serve) -> None:
+    """Tokens may differ in bfloat16; vLLM's log-probabilities are as near to those of float32 as transformers' are."""
+    model, ids = trained()
+    model.save_pretrained(tmp_path)
+    tiny_tokenizer().save_pretrained(tmp_path)
+    prompts = [ids[start : start + 120] for start in range(0, 2000, 250)]
+    only = vllm.SamplingParams(max_tokens=1, temperature=0, prompt_logprobs=0)
+    outputs = serve(tmp_path, dtype="bfloat16", max_num_batched_tokens=200).generate(
+        [{"prompt_token_ids": prompt} for prompt in prompts], only, use_tqdm=False
+    )
+    got = torch.tensor(
+        [
+            [step[token].logprob for step, token in zip(output.prompt_logprobs[1:], prompt[1:], strict=True)]
+            for output, prompt in zip(outputs, prompts, strict=True)
+        ]
+    )
+    batch = torch.tensor(prompts)
+
+    @torch.no_grad()
+    def logprobs(model: SDMForCausalLM) -> torch.Tensor:
+        scores = model(batch).logits[:, :-1].float().log_softmax(-1)
+        return scores.gather(2, batch[:, 1:, None])[..., 0]
+
+    exact = logprobs(model)
+    assert exact.mean() > -2.6, "the model has learned something: chance is -4.6"
+    theirs = logprobs(model.to(torch.bfloat16))
+    error, usual = (got - exact).abs(), (theirs - exact).abs()
+    print(f"mean and largest error: vLLM {error.mean():.4f} {error.max():.3f}, HF {usual.mean():.4f} {usual.max():.3f}")
+    assert error.mean() <= 1.5 * usual.mean()
+    assert error.max() <= 3 * usual.max()
+
+
 @pytest.mark.parametrize(
     ("options", "message"),
     [
         ({"tensor_parallel_size": 2}, "tensor_parallel_size must be 1"),
+        ({"pipeline_parallel_size": 2}, "pipeline_parallel_size must be 1"),
         ({"additional_config": {"sdm_state_gib": 1e-9}}, "holds no sequence"),
         ({"additional_config": {"sdm_state_gib": "much"}}, "must be a positive number"),
         ({"speculative_config": {"method": "ngram", "num_speculative_tokens": 2}}, "take drafted tokens back"),
