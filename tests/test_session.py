@@ -246,6 +246,27 @@ def test_rewinding_by_tokens(stack: str, history: int) -> None:
     assert run(session) == generated(model, prompt)
 
 
+def test_taking_back_the_last_token_reads_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The logits behind the tokens that were read are known; a file has the last token as one to read again."""
+    model = tiny_model()
+    prompt = tokens(12).tolist()
+    session = session_of(model, prompt)
+    expected = run(session, 20)
+    with monkeypatch.context() as patch:
+        patch.setattr(model, "forward", None)
+        session.rewind(1)
+        fork, mark = session.fork(), session.mark()
+        assert run(session, 1) == expected[-1:]
+        session.rewind(1)
+        assert [piece.token for _, piece in sdm.Session.batch([session], max_new_tokens=1)] == expected[-1:]
+        session.rewind(mark)
+        assert run(fork, 1) == run(session, 1) == expected[-1:]
+    assert prompt + expected + run(session, 5) == session.tokens == prompt + generated(model, prompt, 25)
+    fork.rewind(1)
+    fork.save(tmp_path / "a.sdm")
+    assert run(sdm.Session.load(tmp_path / "a.sdm", model), 3) == run(fork, 3) == generated(model, prompt, 22)[-3:]
+
+
 def test_what_cannot_be_rewound(tmp_path: Path) -> None:
     model = tiny_model()
     session = session_of(model, [1, 2, 3])

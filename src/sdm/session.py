@@ -25,13 +25,19 @@ import torch
 from torch import Tensor
 
 from sdm.files import locked
-from sdm.layers.row_pool import PooledTable, dense, forked, pooled, pooled_tables, start_pooled
-from sdm.layers.state import LayerState
-from sdm.models.cache import SDMCache, can_step
-from sdm.models.configuration import SDMConfig
+from sdm.layers.row_pool import PooledTable, pooled_tables
+from sdm.models.cache import LayerCache, SDMCache
 from sdm.models.decoding import Decoding, DecodingOptions, Piece, eos_tokens
-from sdm.models.fingerprint import base_model
 from sdm.models.journal import SplitJournal
+from sdm.models.session_cache import (
+    dense_cache,
+    empty_cache,
+    fork_layer,
+    is_servable,
+    layer_nbytes,
+    memory_layers,
+    pool_tables,
+)
 from sdm.models.state import MemoryState
 
 LOCK_SECONDS = 10.0
@@ -57,7 +63,8 @@ class SessionMark:
 
     length: int
     pending: tuple[int, ...]
-    states: tuple[LayerState | None, ...]
+    layers: tuple[Any, ...]
+    logits: Tensor | None
 
 
 class Session:
@@ -66,26 +73,26 @@ class Session:
     Tokens that are added are read by the model when the next one is generated. Sessions of a model are for one thread.
 
     Args:
-        model: an `sdm.SDMForCausalLM`.
+        model: an `sdm.SDMForCausalLM`, or a grafted model (`sdm.graft`).
         tokenizer: of transformers; None takes and gives token ids only.
         state: continue this `sdm.MemoryState` instead of starting anew.
         history: how many of the last tokens `rewind` takes back bit for bit without a mark. It takes memory; see
-            docs/serving.md.
+            docs/serving.md. Sessions of grafted models have marks only.
     """
 
     def __init__(
         self, model: Any, tokenizer: Any = None, *, state: MemoryState | None = None, history: int = 0
     ) -> None:
-        base = base_model(model)
-        if not isinstance(getattr(base, "config", None), SDMConfig) or not hasattr(model, "lm_head"):
-            raise TypeError(f"model must be an sdm.SDMForCausalLM, got {type(model).__name__}")
+        if not is_servable(model):
+            raise TypeError(f"model must be an sdm.SDMForCausalLM or a grafted model, got {type(model).__name__}")
         if not isinstance(history, int) or history < 0:
             raise ValueError(f"history must be a number of tokens, got {history!r}")
         self.model, self.tokenizer, self.history = model, tokenizer, history
         self.finish_reason: str | None = None
         """Why the last generation ended: "eos", "stop" or "length"; None if it did not end by itself."""
         self._ids: list[int] = []  # the last tokens of the stream, all of them unless it was loaded
-        self._pending: list[int] = []  # those that the model has not read; the last token is always among them
+        self._pending: list[int] = []  # those that the model has not read
+        self._logits: Tensor | None = None  # [V] behind those that it has read
         self._file: tuple[Path, tuple[int, int, int]] | None = None
         self._batch: SessionBatch | None = None
         self._broken = False
@@ -97,25 +104,18 @@ class Session:
             self._pending = list(state.pending)
 
     @_plain_tensors
-    def _start(self, state: MemoryState | None) -> SDMCache:
-        cache = SDMCache(self.model.config) if state is None else state.cache(self.model)
-        for layer, mixer in zip(cache.layers, self._mixers(), strict=True):
-            layer.replay_with(mixer)
-            tables = mixer.sparse_tables() if hasattr(mixer, "sparse_tables") and can_step(mixer) else {}
-            for memory in tables.values():
-                if layer.state is None:
-                    layer.state = start_pooled(mixer.start_state(0), memory)
-                else:
-                    layer.state = pooled(layer.state, memory)
-        cache.origin = None
-        if cache.journal is not None:  # its records are of whole tables
-            cache.use_journal(None)
-        if self.history:
-            cache.record(self.history)
+    def _start(self, state: MemoryState | None) -> Any:
+        cache = empty_cache(self.model) if state is None else state.cache(self.model)
+        pool_tables(self.model, cache)
+        if isinstance(cache, SDMCache):
+            cache.origin = None
+            if cache.journal is not None:  # its records are of whole tables
+                cache.use_journal(None)
+            if self.history:
+                cache.record(self.history)
+        elif self.history:
+            raise ValueError("history is not available for grafted models: take marks, which rewind returns to")
         return cache
-
-    def _mixers(self) -> list[Any]:
-        return [block.mixer for block in base_model(self.model).layers]
 
     # What it holds
 
@@ -131,12 +131,12 @@ class Session:
     @property
     def context_limit(self) -> int | None:
         """The longest stream that the model takes; None: there is no limit."""
-        return self.model.config.max_position_embeddings
+        return getattr(self.model.config.get_text_config(decoder=True), "max_position_embeddings", None)
 
     @property
     def nbytes(self) -> int:
         """Bytes of the state that belong to this session alone: rows shared with forks or marks are not counted."""
-        return self._cache_now().nbytes
+        return sum(layer_nbytes(layer) for layer in self._cache_now().layers)
 
     @property
     def shared_nbytes(self) -> int:
@@ -160,10 +160,10 @@ class Session:
         return list(self._ids)
 
     def _tables(self) -> list[PooledTable]:
-        states = (layer.state for layer in self._cache_now().layers)
+        states = (layer.state for layer in self._cache_now().layers if isinstance(layer, LayerCache))
         return [table for state in states if state is not None for table in pooled_tables(state)]
 
-    def _cache_now(self) -> SDMCache:
+    def _cache_now(self) -> Any:
         """The session's own cache, taken out of the batch that it may be part of."""
         if self._batch is not None:
             self._batch._unstack()
@@ -185,7 +185,7 @@ class Session:
             ids = self.tokenizer(text, add_special_tokens=self.length == 0)["input_ids"]
         else:
             ids = [int(token) for token in text]
-        vocabulary = self.model.config.vocab_size
+        vocabulary = self.model.config.get_text_config(decoder=True).vocab_size
         for token in ids:
             if not 0 <= token < vocabulary:
                 raise ValueError(f"tokens must be within 0 ... vocab_size - 1 = {vocabulary - 1}, got {token}")
@@ -233,7 +233,7 @@ class Session:
         return self._generate(decoding)
 
     def _decoding(self, options: DecodingOptions) -> Decoding:
-        if not self._pending:
+        if not self._pending and self._logits is None:
             raise ValueError("nothing to continue: add text or tokens first")
         self._check_length(options.max_new_tokens - 1)  # the model does not read the last new token
         self.finish_reason = None
@@ -241,8 +241,18 @@ class Session:
 
     def _generate(self, decoding: Decoding) -> Iterator[Piece]:
         while decoding.reason is None:
-            self._cache_now()
-            yield self._accept(decoding, self._read(len(self._pending)))
+            yield self._accept(decoding, self._next_logits())
+
+    def _next_logits(self) -> Tensor:
+        """Read what is pending: the logits [V] behind the last token."""
+        self._cache_now()
+        if self._pending or self._logits is None:
+            return self._read(len(self._pending))
+        return self._logits
+
+    def _joins_batches(self) -> bool:
+        """Whether the next token is one that a batch can read. A grafted model's attention is not batched."""
+        return isinstance(self._cache, SDMCache) and len(self._pending) == 1
 
     def _accept(self, decoding: Decoding, logits: Tensor) -> Piece:
         piece = decoding.accept(logits)
@@ -261,7 +271,8 @@ class Session:
         self._broken = False
         self._seen += count
         del self._pending[:count]
-        return output.logits[0, -1]
+        self._logits = output.logits[0, -1]
+        return self._logits
 
     def _check_whole(self) -> None:
         if self._broken:
@@ -274,7 +285,7 @@ class Session:
         """Return another session that goes its own way from here. It shares every row until one of them writes it."""
         self._read_all_but_last()
         other = Session(self.model, self.tokenizer, history=self.history)
-        other._set(self._states(), self._seen)
+        other._set(self._fork_layers(), self._seen, self._logits)
         other._ids, other._pending = list(self._ids), list(self._pending)
         return other
 
@@ -284,17 +295,18 @@ class Session:
         if len(self._pending) > 1:
             self._read(len(self._pending) - 1)
 
-    def _states(self) -> tuple[LayerState | None, ...]:
+    def _fork_layers(self) -> tuple[Any, ...]:
         self._check_whole()
-        layers = self._cache_now().layers
-        return tuple(None if layer.state is None else forked(layer.state.trimmed()) for layer in layers)
+        return tuple(fork_layer(layer) for layer in self._cache_now().layers)
 
-    def _set(self, states: Sequence[LayerState | None], length: int) -> None:
-        for layer, state in zip(self._cache.layers, states, strict=True):
-            layer.state, layer.length = state, length
-        if self._cache.journal is not None:
-            self._cache.journal.clear()
-        self._seen, self._broken = length, False
+    def _set(self, layers: Sequence[Any], length: int, logits: Tensor | None) -> None:
+        journal = self._cache.journal if isinstance(self._cache, SDMCache) else None
+        self._cache.layers = list(layers)
+        if isinstance(self._cache, SDMCache):
+            self._cache.use_journal(journal)
+        if journal is not None:
+            journal.clear()
+        self._seen, self._broken, self._logits = length, False, logits
 
     @_plain_tensors
     def mark(self) -> SessionMark:
@@ -302,7 +314,7 @@ class Session:
 
         A mark is a fork: while it is referred to, rows that the session rewrites are kept for it.
         """
-        mark = SessionMark(self.length, tuple(self._pending), self._states())
+        mark = SessionMark(self.length, tuple(self._pending), self._fork_layers(), self._logits)
         self._marks = [known for known in self._marks if known() is not None] + [weakref.ref(mark)]
         return mark
 
@@ -333,33 +345,46 @@ class Session:
         if target > seen:
             self._truncate(kept, self._pending[: target - seen])
             return
-        # The last token of a stream is pending: the model has read those before it.
+        # The model reads the last token again for its logits, unless they are known.
         back = seen - max(target - 1, 0)
-        if not self._broken and kept > 0 and back <= self._cache.rewindable:
+        if not self._broken and kept > 0 and isinstance(self._cache, SDMCache) and back <= self._cache.rewindable:
             self._cache.crop(-back)
-            self._seen -= back
+            self._seen, self._logits = self._seen - back, None
             self._truncate(kept, self._ids[kept - 1 : kept])
             return
+        nearest = self._mark_before(target, to)
+        if not self._broken and target == seen and self._logits is not None:
+            self._truncate(kept, [])
+            return
+        self._read_again_from(nearest, max(kept, 0))
+
+    def _mark_before(self, target: int, back: int) -> SessionMark | None:
+        """Return the last mark of the first `target` tokens; None: all tokens are known, and can be read again."""
         marks = [mark for mark in (known() for known in self._marks) if mark is not None and mark.length <= target]
         nearest = max(marks, key=lambda mark: mark.length, default=None)
-        if nearest is None and len(self._ids) < length:
+        if nearest is None and len(self._ids) < self.length:
             raise ValueError(
-                f"cannot take back {to} tokens: the stream was loaded, and there is no mark at its first {target} "
+                f"cannot take back {back} tokens: the stream was loaded, and there is no mark at its first {target} "
                 "tokens or before"
             )
-        again = self._ids[len(self._ids) - length + (0 if nearest is None else nearest.length) : max(kept, 0)]
-        if nearest is None:
+        return nearest
+
+    def _read_again_from(self, mark: SessionMark | None, kept: int) -> None:
+        """Return to a mark, or to the start, and let the first `kept` known tokens be read from there."""
+        again = self._ids[len(self._ids) - self.length + (0 if mark is None else mark.length) : kept]
+        if mark is None:
             self._cache = self._start(None)
-            self._seen, self._broken, self._pending, self._ids = 0, False, [], []
+            self._seen, self._broken, self._logits, self._pending, self._ids = 0, False, None, [], []
         else:
-            self._return_to(nearest)
-        self._marks = [known for known in self._marks if (mark := known()) is not None and mark.length <= target]
+            self._return_to(mark)
         self._ids += again
         self._pending += again
+        self._truncate(len(self._ids), self._pending)
 
     def _return_to(self, mark: SessionMark) -> None:
         length = self.length
-        self._set([None if state is None else forked(state) for state in mark.states], mark.length - len(mark.pending))
+        layers = [fork_layer(layer) for layer in mark.layers]
+        self._set(layers, mark.length - len(mark.pending), mark.logits)
         self._truncate(len(self._ids) - (length - mark.length), list(mark.pending))
 
     def _truncate(self, kept: int, pending: list[int]) -> None:
@@ -372,12 +397,10 @@ class Session:
     def state(self) -> MemoryState:
         """Return the state as an immutable `sdm.MemoryState`, with the tokens that are not read yet."""
         self._check_whole()
-        cache = SDMCache(self.model.config)
-        own = self._cache_now()
-        for layer, mixer, mine in zip(cache.layers, self._mixers(), own.layers, strict=True):
-            layer.state = mixer.start_state(1) if mine.state is None else dense(mine.state)
-            layer.length = self._seen
-        return MemoryState.from_cache(self.model, cache, pending=self._pending)
+        if not self._pending and self.length:  # logits are not part of a state
+            self._read_again_from(self._mark_before(self.length - 1, 1), len(self._ids))
+            self._read_all_but_last()
+        return MemoryState.from_cache(self.model, dense_cache(self.model, self._cache_now()), pending=self._pending)
 
     def save(self, path: str | PathLike[str], overwrite: bool = False) -> None:
         """Write a state file, which `Session.load` and `sdm generate --state` continue. It is complete or not there.
@@ -427,8 +450,10 @@ class Session:
         if self._batch is not None:
             self._batch.leave(self)
         pools = [table.pool for table in self._tables()]
-        self._cache, self._marks, self._ids, self._pending = SDMCache(self.model.config), [], [], []
-        self._seen = 0
+        if isinstance(self._cache, SDMCache):
+            self._cache.use_journal(None)
+        self._cache.layers = []
+        self._marks, self._ids, self._pending, self._logits, self._seen = [], [], [], None, 0
         self._broken = True
         for pool in pools:
             pool.collect()
@@ -498,12 +523,12 @@ class SessionBatch:
 
     @_plain_tensors
     def step(self) -> list[tuple[Session, Piece]]:
-        """Generate one token for every session. Those that have more than one token to read do so by themselves."""
-        alone = [session for session in self._decodings if len(session._pending) > 1]
-        logits: dict[Session, Tensor] = {}
-        for session in alone:
-            session._cache_now()
-            logits[session] = session._read(len(session._pending))
+        """Generate one token for every session.
+
+        Sessions that have more than one token to read, and those of grafted models, do so by themselves.
+        """
+        alone = [session for session in self._decodings if not session._joins_batches()]
+        logits = {session: session._next_logits() for session in alone}
         together = tuple(session for session in self._decodings if session not in logits)
         if together:
             logits.update(zip(together, self._read(together), strict=True))
@@ -526,10 +551,11 @@ class SessionBatch:
             session._check_whole()
             session._broken = True
         logits = model(ids, past_key_values=cache, use_cache=True, logits_to_keep=1).logits[:, -1]
-        for session in sessions:
+        for row, session in enumerate(sessions):
             session._broken = False
             session._seen += 1
             session._pending.clear()
+            session._logits = logits[row]
             for layer in session._cache.layers:
                 layer.length += 1
         return logits
@@ -538,9 +564,11 @@ class SessionBatch:
         """Make one cache of the caches of sessions that have no batch."""
         for session in sessions:
             session._cache_now()
-        cache = SDMCache(sessions[0].model.config)
+        model = sessions[0].model
+        cache = SDMCache(model.config)
+        mixers = [mixer for _, mixer in memory_layers(model, cache)]
         for place, layer in enumerate(cache.layers):
-            mixer = sessions[0]._mixers()[place]
+            mixer = mixers[place]
             states = [session._cache.layers[place].state or mixer.start_state(1) for session in sessions]
             layer.state = states[0].stacked(states[1:])
             layer.length = max(session._seen for session in sessions)
