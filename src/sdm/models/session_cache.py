@@ -79,4 +79,5 @@ def layer_nbytes(layer: CacheLayerMixin) -> int:
     """Return the bytes of a layer of a cache, without rows of tables that it shares."""
     if isinstance(layer, LayerCache):
         return layer.nbytes
-    return sum(part.nbytes for part in vars(layer).values() if isinstance(part, Tensor))
+    parts = [part.values() if isinstance(part, dict) else (part,) for part in vars(layer).values()]
+    return sum(x.nbytes for part in parts for x in part if isinstance(x, Tensor))
