@@ -64,7 +64,7 @@ def dense_cache(model: Any, cache: Cache) -> Cache:
     return whole
 
 
-def fork_layer(layer: CacheLayerMixin) -> Any:
+def fork_layer(layer: Any) -> Any:
     """Return a layer of a cache that goes its own way from here and shares what it can."""
     if isinstance(layer, LayerCache):
         fork = copy.copy(layer)
