@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 import torch
 import transformers
+from accelerate.hooks import ModelHook, add_hook_to_module
 from torch import Tensor, nn
 from transformers import AutoModelForCausalLM, DynamicCache, PreTrainedModel
 
@@ -288,6 +289,19 @@ def bidirectional() -> Any:
         (llama, {"layers": [3]}, "0 ... 2, got 3"),
         (llama, {"layers": []}, "at least one"),
         (llama, {"layers": [0, 0]}, "more than once"),
+        (llama, {"layers": 0}, "list of indices"),
+        (llama, {"layers": "0"}, "list of indices"),
+        (llama, {"layers": [-1]}, "0 ... 2, got -1"),
+        (llama, {"layers": [True]}, "0 ... 2, got True"),
+        (llama, {"num_heads": 0}, "num_heads"),
+        (llama, {"num_heads": 5}, "divi"),
+        (llama, {"num_writes": 2000}, "num_writes"),
+        (llama, {"num_reads": 0}, "num_reads"),
+        (llama, {"key_convolution": -1}, "key_convolution"),
+        (llama, {"attention_window": 0}, "attention_window"),
+        (llama, {"attention_window": 4, "attention_sinks": -1}, "attention_sinks"),
+        (mamba, {"attention_window": 4}, "none to limit"),
+        (lambda: llama(attn_implementation="flex_attention"), {"attention_window": 4}, "sdpa"),
         (llama, {"kind": "rnn"}, "kind must be one of"),
         (llama, {"num_slots": 1000}, "perfect square"),
         (llama, {"attention_sinks": 2}, "needs an attention_window"),
@@ -320,6 +334,21 @@ def test_models_that_are_not_whole_are_refused() -> None:
     model = llama()
     model.is_quantized = True
     with pytest.raises(UserError, match="quantised"):
+        sdm.graft(model)
+    model = llama()
+    add_hook_to_module(model.model.layers[1], ModelHook())  # type: ignore[attr-defined]
+    with pytest.raises(UserError, match="offloaded"):
+        sdm.graft(model)
+    model = llama()
+    linear: Any = model.model.layers[0].self_attn.q_proj  # type: ignore[attr-defined]
+    linear.weight = nn.Parameter(linear.weight.detach().to(torch.int8), requires_grad=False)
+    before = list(model.state_dict())
+    with pytest.raises(UserError, match="quantised weights"):
+        sdm.graft(model)
+    assert list(model.state_dict()) == before
+    model = llama()
+    model.peft_config = {}
+    with pytest.raises(UserError, match="PEFT adapters"):
         sdm.graft(model)
     model = llama()
     model._tp_size = 2
@@ -421,3 +450,32 @@ def test_trainer_resumes_and_lora_trains_beside_the_memory(tmp_path: Path) -> No
     assert any("memory" in name for name in changed)
     generated = adapted.eval().generate(input_ids=ids, attention_mask=torch.ones_like(ids), **GREEDY)
     assert generated.shape == (2, 26)
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_trl_trains_a_graft(tmp_path: Path) -> None:
+    """The trainer of docs/grafting.md, on rows of tokens."""
+    trl, datasets = pytest.importorskip("trl"), pytest.importorskip("datasets")
+    from tiny_tokenizer import tiny_tokenizer
+
+    tokenizer = tiny_tokenizer()
+    model: Any = sdm.graft(llama(vocab_size=len(tokenizer)))
+    before = {name: x.clone() for name, x in model.named_parameters()}
+    settings = trl.SFTConfig(
+        str(tmp_path),
+        max_steps=2,
+        max_length=16,
+        per_device_train_batch_size=2,
+        learning_rate=1e-2,
+        report_to=[],
+        use_cpu=True,
+        bf16=False,
+        disable_tqdm=True,
+    )
+    rows = datasets.Dataset.from_list([{"text": "the memory holds what was written"}] * 4)
+    trl.SFTTrainer(model=model, args=settings, train_dataset=rows, processing_class=tokenizer).train()
+    changed = {name for name, x in model.named_parameters() if not torch.equal(x, before[name])}
+    assert changed
+    assert all(".memory." in name for name in changed)
+    loaded: Any = sdm.load_grafted(tmp_path / "checkpoint-2")
+    assert loaded.graft_config == model.graft_config

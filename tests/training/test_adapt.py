@@ -11,6 +11,8 @@ import torch
 from transformers import AutoModelForCausalLM, MistralConfig, MistralForCausalLM
 
 import sdm
+from sdm.cli.generate import Generate
+from sdm.cli.train_options import parse
 from sdm.data.config import CorpusConfig
 from sdm.data.recall import RecallConfig
 from sdm.evaluation.eval_model import open_model
@@ -219,3 +221,16 @@ def test_a_loss_that_is_not_finite_stops_the_run(base: Path, tmp_path: Path) -> 
         trainer.model.memories()[0].layer.out_proj.weight.fill_(float("nan"))
     with pytest.raises(TrainingStopped, match=r"self_attn\.memory"):
         trainer.run()
+
+
+def test_the_command_trains_a_graft_and_generates(base: Path, tmp_path: Path) -> None:
+    given = ["--base", str(base), "--data.sources", "text", "--data.sequence-length", "32", "--data.batch-size", "2"]
+    folder = ["--run-dir", str(tmp_path / "run"), "--schedule.steps", "2", "--monitor.validation-batches", "1"]
+    parse(["graft", *given, *folder]).run()
+    assert SavedModel(tmp_path / "run").load().graft_config.layers == (0,)
+    state = tmp_path / "state.sdm"
+    for _ in range(2):  # the second goes on where the first stopped
+        Generate(tmp_path / "run", prompt="a ", max_new_tokens=3, state=state).run()
+    assert state.is_file()
+    with pytest.raises(TrainingError, match="--base FOLDER"):
+        parse(["graft", *folder])

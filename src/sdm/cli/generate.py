@@ -49,7 +49,8 @@ class Generate(Command):
         import torch
         from transformers import TextStreamer
 
-        from sdm.models import MemoryState, SDMCache
+        from sdm.models import MemoryState
+        from sdm.models.causal_lm import empty_cache
         from sdm.models.decoding import eos_tokens
         from sdm.run.model import SavedModel
 
@@ -74,7 +75,7 @@ class Generate(Command):
         ids = ([] if resumed is None else list(resumed.pending)) + prompt
         if not ids:
             raise UserError("nothing to continue: give --prompt or --tokens, or resume a --state")
-        cache = SDMCache(model.config) if resumed is None else resumed.cache(model)
+        cache = empty_cache(model) if resumed is None else resumed.cache(model)
         self.check_tokens(model.config, prompt)
         sampling: dict[str, Any] = {"do_sample": False}
         if self.temperature > 0:

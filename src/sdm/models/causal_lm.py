@@ -13,11 +13,12 @@ from typing import TYPE_CHECKING, Any
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
-from transformers import DynamicCache
+from transformers import Cache, DynamicCache
 
 from sdm.constants import IGNORED
 from sdm.files import explained, read_json
 from sdm.layers.interface import without_weight_decay
+from sdm.models.cache import SDMCache
 from sdm.models.config_file import check_attention_implementation
 from sdm.models.graft import blocks
 from sdm.models.grafted_mixer import GraftedMixer, memory_cache
@@ -104,6 +105,13 @@ def carried_layers(model: nn.Module) -> list[Any]:
     if isinstance(model, SDMForCausalLM):
         return [block.mixer for block in model.model.layers]
     return [module.memory for module in model.modules() if isinstance(module, GraftedMixer)]
+
+
+def empty_cache(model: Any) -> Cache:
+    """Return a cache without tokens for a model: ours, a grafted one or any other of transformers."""
+    if isinstance(model, SDMForCausalLM):
+        return SDMCache(model.config)
+    return model.new_cache() if hasattr(model, "graft_config") else DynamicCache(config=model.config)
 
 
 def exempt_from_decay(model: nn.Module) -> set[str]:

@@ -140,6 +140,8 @@ def graft(
     if _is_grafted(model):
         raise UserError("model is grafted already; name all blocks in one call, or call sdm.ungraft(model) first")
     check_base(model)
+    if isinstance(layers, str) or not isinstance(layers, Sequence):
+        raise UserError(f"layers must be a list of indices of blocks, such as [0], got {layers!r}")
     width = hidden_size(model)
     defaults = default_sizes(width, num_heads, num_slots)
     config = GraftConfig(

@@ -59,19 +59,19 @@ class Method:
     """Of `AdaptConfig`."""
     grid: Sequence[float] = ()
     """Rates that are tried; methods without a grid take those of the method that they extend."""
-    primary: bool = False
-    """Whether the targets are about it; these runs come first."""
+    stage: int = 5
+    """When its runs begin: those that the targets are about come first, so that a study that is stopped has them."""
 
 
 _PLAIN = {"learned_initial_state": False}
 FULL_RATE, MEMORY_RATE = 1e-3, 1e-2
 _ALL = {"freeze_base": False, "base_lr": FULL_RATE}
 METHODS = {
-    "full": Method("full fine-tuning", FULL_RATE, {"method": "full"}, (5e-4, 1e-3, 2e-3), True),
-    "sdm": Method("SDM graft, base frozen", MEMORY_RATE, _PLAIN, (5e-3, 1e-2, 2e-2), True),
-    "gdn": Method("GDN graft, base frozen", MEMORY_RATE, {"memory": "gdn"}, (5e-3, 1e-2, 2e-2), True),
-    "sdm-m0": Method("SDM graft with M0, base frozen", MEMORY_RATE, {}, primary=True),
-    "lora-4": Method("LoRA, rank 4", 5e-3, {"method": "lora", "lora_rank": 4}, (2e-3, 5e-3, 1e-2), True),
+    "full": Method("full fine-tuning", FULL_RATE, {"method": "full"}, (5e-4, 1e-3, 2e-3), 1),
+    "sdm": Method("SDM graft, base frozen", MEMORY_RATE, _PLAIN, (5e-3, 1e-2, 2e-2), 1),
+    "gdn": Method("GDN graft, base frozen", MEMORY_RATE, {"memory": "gdn"}, (5e-3, 1e-2, 2e-2), 1),
+    "sdm-m0": Method("SDM graft with M0, base frozen", MEMORY_RATE, {}, stage=3),
+    "lora-4": Method("LoRA, rank 4", 5e-3, {"method": "lora", "lora_rank": 4}, (2e-3, 5e-3, 1e-2), 3),
     "lora-16": Method("LoRA, rank 16", 5e-3, {"method": "lora", "lora_rank": 16}),
     "sdm-all": Method("SDM graft, everything trained", MEMORY_RATE, _PLAIN | _ALL),
     "sdm-m0-all": Method("SDM graft with M0, everything trained", MEMORY_RATE, _ALL),
@@ -120,14 +120,12 @@ def base_runs(architecture: str, output: Path, base_steps: int, steps: int, seed
         place = f"{'recall-' if task else ''}{method}-{total}-{lr:g}"
         return Variant(f"{name}-{place}-s{{seed}}", entry.label, recipe, RECALL if task else MEASUREMENTS, count, stage)
 
-    first = not window
-    methods = {
-        method: variant(method, entry.rate, seeds, (1 if entry.primary else 3) if first else 4 if entry.primary else 6)
-        for method, entry in METHODS.items()
-    }
+    later = 3 if window else 0  # the second base comes after the first one's primary methods
+    methods = {method: variant(method, entry.rate, seeds, entry.stage + later) for method, entry in METHODS.items()}
     start = base
     if window:  # one step at a rate that changes nothing: the base within its window
-        start = replace(variant("sdm", 1e-12, 1, 4, total=1), label=f"base, attention limited to {SHORT} tokens")
+        label = f"base, attention limited to {SHORT} tokens"
+        start = replace(variant("sdm", 1e-12, 1, 1 + later, total=1), label=label)
     if not rates:
         return BaseRuns(architecture, base, start, methods)
     tried = {
@@ -135,7 +133,7 @@ def base_runs(architecture: str, output: Path, base_steps: int, steps: int, seed
         for method, entry in METHODS.items()
         if entry.grid
     }
-    task = {method: variant(method, METHODS[method].rate, seeds, 5, task=True, total=2 * steps) for method in ON_TASK}
+    task = {method: variant(method, METHODS[method].rate, seeds, 6, task=True, total=2 * steps) for method in ON_TASK}
     return BaseRuns(architecture, base, start, methods, tried, task)
 
 

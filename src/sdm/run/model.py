@@ -52,6 +52,9 @@ class SavedModel:
 
     def config(self) -> SDMConfig:
         """Return the model's configuration without loading the weights."""
+        around = Run.around(self.path)
+        if around is not None and around.config().adapt is not None:
+            raise TrainingError(f"{self.path}: the run trains a model of transformers, which has no SDMConfig")
         if self._run is None:
             return load_config(self.folder)
         state = self._run.checkpoints().newest_state()
