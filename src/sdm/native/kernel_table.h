@@ -5,6 +5,7 @@
 #pragma once
 
 #include "gated_delta_rule/rule.h"
+#include "linear/linear.h"
 #include "product_key/topk.h"
 #include "sparse_delta_rule/slabs.h"
 
@@ -16,6 +17,8 @@ struct KernelTable {
   ProductKeyKernels<double> product_key_double;
   GatedDeltaKernels<float> gated_delta_float;
   GatedDeltaKernels<double> gated_delta_double;
+  LinearKernels<float> linear_float;
+  LinearKernels<double> linear_double;
   SparseDeltaKernels<float> sparse_delta_float;
   SparseDeltaKernels<double> sparse_delta_double;
 };

@@ -6,6 +6,7 @@
 #include "gated_delta_rule/backward_kernels.h"
 #include "gated_delta_rule/kernels.h"
 #include "kernel_table.h"
+#include "linear/kernels.h"
 #include "product_key/kernels.h"
 #include "simd.h"
 #include "sparse_delta_rule/backward_kernels.h"
@@ -21,6 +22,15 @@ template <class Real>
 constexpr GatedDeltaKernels<Real> gated_delta_kernels() {
   return {&gated_delta_forward_workspace<Real>, &gated_delta_backward_workspace<Real>, &gated_delta_forward_slab<Real>,
           &gated_delta_backward_slab<Real>};
+}
+
+template <class Real>
+constexpr LinearKernels<Real> linear_kernels() {
+  if constexpr (sizeof(Real) == sizeof(float)) {
+    return {{linear_outputs<Real, Real>, linear_outputs<Real, BFloat16>, linear_outputs<Real, int8_t>}};
+  } else {
+    return {{linear_outputs<Real, Real>, nullptr, nullptr}};
+  }
 }
 
 template <class Real>
@@ -55,6 +65,8 @@ const KernelTable& table() {
       {&product_key_workspace<double>, &product_key_rows<double>},
       gated_delta_kernels<float>(),
       gated_delta_kernels<double>(),
+      linear_kernels<float>(),
+      linear_kernels<double>(),
       sparse_delta<float>(),
       sparse_delta<double>(),
   };

@@ -2,18 +2,20 @@
 #include "binding.h"
 #include "gated_delta_rule/rule.h"
 #include "kernel_table.h"
+#include "linear/linear.h"
 #include "product_key/topk.h"
 #include "sparse_delta_map/map.h"
 #include "sparse_delta_rule/call.h"
 
 // What __init__.py expects to find: the two change together when a function or a field does.
-constexpr int kInterface = 3;
+constexpr int kInterface = 4;
 
 static PyMethodDef methods[] = {
     SDM_FACT(isa_name),
     SDM_FACT(has_openmp),
     SDM_METHOD(gated_delta_forward, GatedDeltaForward),
     SDM_METHOD(gated_delta_backward, GatedDeltaBackward),
+    SDM_METHOD(linear, LinearCall),
     SDM_METHOD(product_key_topk, ProductKeyForward),
     SDM_METHOD(product_key_topk_backward, ProductKeyBackward),
     SDM_METHOD(sparse_delta_map, SparseDeltaMap),
