@@ -130,6 +130,7 @@ PUBLIC = {
     sdm: {
         *("MemoryState", "SDMCache", "SDMConfig", "SDMForCausalLM", "SDMModel", "SparseDeltaMemory"),
         *("Session", "__version__", "analysis", "cost", "graft", "ladder", "load_grafted", "ops", "ungraft"),
+        "optimize_for_decoding",
     },
     sdm.ops: {
         *("available_backends", "product_key_topk", "gated_delta_rule", "gated_delta_step_"),
@@ -139,7 +140,15 @@ PUBLIC = {
     sdm.layers: {
         *("FullAttention", "GatedDeltaNet", "GatedMLP", "Mamba2", "ProductKeyMemory", "ShiftedKeys"),
         *("SlidingWindowAttention", "SparseDeltaMemory", "TokenShift", "SequenceLayer", "LayerState", "KeyValueState"),
-        *("deterministic", "MemoryTable", "NoState", "PreviousToken", "RecurrentState", "ShiftedState"),
+        *(
+            "deterministic",
+            "optimize_for_decoding",
+            "MemoryTable",
+            "NoState",
+            "PreviousToken",
+            "RecurrentState",
+            "ShiftedState",
+        ),
     },
     sdm.analysis: {"LayerTrace", "Trace", "forget_tokens", "mask_writes", "trace", "write_trace_page"},
 }

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from sdm import analysis, ops
-    from sdm.layers import SparseDeltaMemory
+    from sdm.layers import SparseDeltaMemory, optimize_for_decoding
     from sdm.models import (
         MemoryState,
         SDMCache,
@@ -48,6 +48,7 @@ __all__ = [
     "ladder",
     "load_grafted",
     "ops",
+    "optimize_for_decoding",
     "ungraft",
 ]
 
@@ -57,7 +58,7 @@ def __getattr__(name: str) -> Any:
         return getattr(importlib.import_module("sdm.models"), name)
     if name == "Session":
         return getattr(importlib.import_module("sdm.session"), name)
-    if name == "SparseDeltaMemory":
+    if name in ("SparseDeltaMemory", "optimize_for_decoding"):
         return getattr(importlib.import_module("sdm.layers"), name)
     if name in ("analysis", "layers", "ops"):
         return importlib.import_module(f"sdm.{name}")

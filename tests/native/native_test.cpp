@@ -87,6 +87,7 @@ int main(int argc, char** argv) {
     test_product_key(i);
     test_gated_delta(i);
     test_sparse_delta_map(i);
+    test_linear(i);
   }
   std::printf("ok: %d cases\n", cases);
 }

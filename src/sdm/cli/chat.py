@@ -7,12 +7,12 @@ import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import tyro
 
 from sdm.cli.command import Command
-from sdm.cli.generate import load_tokenizer
+from sdm.cli.generate import load_for_decoding, load_tokenizer
 from sdm.errors import UserError
 from sdm.files import explained
 from sdm.signals import PostponedSignals
@@ -50,6 +50,8 @@ class Chat(Command):
     """Sample among so many tokens only; 0: among all."""
     top_p: float = 1.0
     """Sample among the likeliest tokens that make up this probability."""
+    weights: Literal["float32", "bfloat16", "int8"] = "float32"
+    """How to hold the weights of linear layers: as they are, or rounded, so that a token has less to read."""
     seed: int = 0
     """Seed of the sampling."""
 
@@ -67,7 +69,7 @@ class Chat(Command):
         tokenizer = load_tokenizer(saved.folder)
         if tokenizer is None:
             raise UserError(f"{str(self.model)!r} has no tokenizer, which a chat needs; see `sdm generate --tokens`")
-        model = saved.load()
+        model = load_for_decoding(saved, self.weights)
         session = Session(model, tokenizer)
         if self.load is not None:
             with explained("cannot continue --load"):

@@ -9,7 +9,7 @@ import os
 import sys
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import tyro
 
@@ -17,6 +17,9 @@ from sdm.cli.command import Command
 from sdm.errors import UserError
 from sdm.files import explained
 from sdm.signals import PostponedSignals
+
+if TYPE_CHECKING:
+    from sdm.run.model import SavedModel
 
 
 @dataclass(frozen=True)
@@ -39,6 +42,8 @@ class Generate(Command):
     """0 takes the likeliest token; otherwise tokens are sampled, and the prompt is printed in front of them."""
     top_k: int = 0
     """Sample among so many tokens only; 0: among all."""
+    weights: Literal["float32", "bfloat16", "int8"] = "float32"
+    """How to hold the weights of linear layers: as they are, or rounded, so that a token has less to read."""
     seed: int = 0
     """Of the sampling."""
     json: bool = False
@@ -56,7 +61,7 @@ class Generate(Command):
 
         self.check_options()
         saved = SavedModel(self.model)
-        model: Any = saved.load()
+        model = load_for_decoding(saved, self.weights)
         tokenizer = None if self.tokens else load_tokenizer(saved.folder)
         resumed = None
         if self.state is not None and self.state.exists():
@@ -144,6 +149,19 @@ class Generate(Command):
             if not 0 <= token < config.vocab_size:
                 option = "--tokens" if self.tokens else "--prompt"
                 raise UserError(f"{option} must be of tokens within 0 ... {config.vocab_size - 1}, got {token}")
+
+
+def load_for_decoding(saved: SavedModel, weights: str) -> Any:
+    """The model, with linear layers that are fast for single tokens."""
+    import torch
+
+    import sdm
+
+    model = saved.load()
+    if weights == "float32" and model.dtype != torch.float32:
+        return model
+    with explained(f"cannot hold --weights as {weights}"):
+        return sdm.optimize_for_decoding(model, weights)
 
 
 def load_tokenizer(folder: Path) -> Any:

@@ -1,6 +1,7 @@
 """Sequence-mixing layers. All take x [B,T,hidden_size] and hand their state in and out: see `interface.py`."""
 
 from sdm.layers.attention import KeyValueState
+from sdm.layers.decode_linear import optimize_for_decoding
 from sdm.layers.determinism import deterministic
 from sdm.layers.full_attention import FullAttention
 from sdm.layers.gated_delta_net import GatedDeltaNet
@@ -34,4 +35,5 @@ __all__ = [
     "SparseDeltaMemory",
     "TokenShift",
     "deterministic",
+    "optimize_for_decoding",
 ]

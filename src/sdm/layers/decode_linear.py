@@ -16,14 +16,13 @@ from torch import Tensor, nn
 
 from sdm.errors import check_one_of
 from sdm.layers.determinism import is_deterministic
-from sdm.native import core, missing_because
 from sdm.ops.backends import goes_past_dispatcher
-from sdm.ops.linear_rows import linear_rows
+from sdm.ops.linear_rows import MISSING, linear_rows
 
 logger = logging.getLogger(__name__)
 
 WEIGHTS = ("float32", "bfloat16", "int8")
-MOST_ROWS = 8
+MOST_ROWS = 16
 """With more rows than this, a matrix product is faster."""
 
 
@@ -33,7 +32,8 @@ def optimize_for_decoding(model: nn.Module, weights: str = "float32") -> nn.Modu
         model = sdm.optimize_for_decoding(SDMForCausalLM.from_pretrained(folder), weights="int8")
 
     Works for any model of float32 `nn.Linear` layers, those of transformers included. It can be saved: reduced weights
-    are written as the float32 numbers that they stand for.
+    are written as the float32 numbers that they stand for; a tied output projection is
+    the embedding again.
 
     Args:
         model: in float32, on a CPU.
@@ -56,11 +56,11 @@ def optimize_for_decoding(model: nn.Module, weights: str = "float32") -> nn.Modu
                 f"model must be in float32 on a CPU, but {name}.weight is {weight.dtype} on {weight.device}; "
                 "call this on a model as it was loaded, after model.float()"
             )
-    if core is None:
-        logger.warning("optimize_for_decoding brings no speed here: %s", missing_because)
+    if MISSING:
+        logger.warning("optimize_for_decoding brings no speed here: %s", MISSING)
     for layer in layers.values():
         layer.__class__ = DecodeLinear
-        layer._reduce(weights)  # type: ignore[operator]
+        layer._reduce(weights)
     return model
 
 
@@ -76,7 +76,7 @@ class DecodeLinear(nn.Linear):
 
     def forward(self, x: Tensor) -> Tensor:
         """Apply the layer to x [...,in_features]."""
-        few = x.dtype == torch.float32 and x.numel() <= MOST_ROWS * self.in_features and core is not None
+        few = x.dtype == torch.float32 and x.numel() <= MOST_ROWS * self.in_features and not MISSING
         if few and not is_deterministic() and not torch.is_grad_enabled() and goes_past_dispatcher(x):
             return linear_rows(x, self.weight, self.bias, self.scale)
         return F.linear(x, self.weights().to(x.dtype), self.bias)
@@ -101,7 +101,9 @@ class DecodeLinear(nn.Linear):
 
     def _load_from_state_dict(self, state_dict: Mapping[str, Tensor], *args: Any) -> None:
         if self.weight.dtype != torch.float32:
-            raise RuntimeError(f"weights cannot be loaded into {self.weight.dtype}: load them, then optimize_for_decoding")
+            raise RuntimeError(
+                f"weights cannot be loaded into {self.weight.dtype}: load them, then optimize_for_decoding"
+            )
         super()._load_from_state_dict(state_dict, *args)
 
 

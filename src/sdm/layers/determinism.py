@@ -3,7 +3,8 @@
 Matrix products of another number of rows, vectorised loops of another length and attention over blocks that are cut
 elsewhere round differently. Within `deterministic()`
 
-- projections are computed in blocks of `ROWS` rows, the last one filled up with zeros;
+- projections are computed row by row by the compiled core (`sdm.ops.linear_rows`), or where that does not serve them in
+  blocks of `ROWS` rows, the last one filled up with zeros;
 - elementwise functions are computed in blocks of `LANES` numbers;
 - layers with a cache project all tokens of a call at once and then mix them one by one. The sparse delta rule itself
   does not depend on how time is cut.
@@ -22,6 +23,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
+
+from sdm.ops.linear_rows import MISSING, linear_rows
 
 ROWS = 16
 LANES = 64
@@ -79,6 +82,8 @@ _ELEMENTWISE = {
 
 
 def _linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
+    if x.dtype in (torch.float32, torch.float64) and x.dtype == weight.dtype and x.is_cpu and not MISSING:
+        return linear_rows(x, weight, bias)
     rows = x.reshape(-1, x.shape[-1])
     count = len(rows)
     rows = F.pad(rows, (0, 0, 0, -count % ROWS))

@@ -12,7 +12,10 @@ import math
 import torch
 from torch import Tensor
 
-from sdm.native import require_core
+from sdm.native import missing_because, require_core
+
+MISSING = missing_because
+"""Why this machine does not have it, if so."""
 
 _FORMATS = {torch.bfloat16: 1, torch.int8: 2}  # WeightFormat of the core; 0: as x
 
@@ -30,17 +33,15 @@ def linear_rows(x: Tensor, weight: Tensor, bias: Tensor | None = None, scale: Te
         y [...,outputs].
     """
     outputs, inputs = weight.shape
-    narrow = x.dtype == torch.float32 and weight.dtype in _FORMATS
-    if x.shape[-1] != inputs or not (narrow or x.dtype == weight.dtype) or x.dtype not in (torch.float32, torch.float64):
+    formats = {torch.float32: (torch.float32, *_FORMATS), torch.float64: (torch.float64,)}
+    if x.shape[-1] != inputs or weight.dtype not in formats.get(x.dtype, ()):
         raise ValueError(
             f"x must be [...,{inputs}] in float32 or float64 and weight of its dtype, or bfloat16 or int8 for float32; "
             f"got x {list(x.shape)} in {x.dtype} and weight in {weight.dtype}"
         )
     for name, vector in (("bias", bias), ("scale", scale)):
         if vector is not None and (vector.shape != (outputs,) or vector.dtype != x.dtype):
-            raise ValueError(
-                f"{name} must be [{outputs}] in {x.dtype}, got {list(vector.shape)} in {vector.dtype}"
-            )
+            raise ValueError(f"{name} must be [{outputs}] in {x.dtype}, got {list(vector.shape)} in {vector.dtype}")
     if not all(tensor is None or tensor.is_cpu for tensor in (x, weight, bias, scale)):
         raise ValueError(f"all tensors must be on a CPU, got x on {x.device} and weight on {weight.device}")
     x, weight = x.contiguous(), weight.contiguous()
