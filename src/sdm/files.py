@@ -13,10 +13,12 @@ import stat
 from collections.abc import Iterator
 from io import BufferedReader
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
 from sdm.errors import UserError
 
+Json: TypeAlias = Any
+"""A value as `json` reads and writes it. Whoever uses it checks its shape: a recursive type would not know more."""
 CHECKSUM = "sha256"
 
 LARGEST_JSON = 2**28  # bytes; the largest tokenizers are a tenth of that
@@ -52,7 +54,7 @@ def open_regular(path: Path) -> BufferedReader:
         raise
 
 
-def parse_json(data: bytes) -> Any:
+def parse_json(data: bytes) -> Json:
     """Parse a JSON text; anything wrong with it raises a ValueError of one line."""
     try:
         return json.loads(data.decode("utf-8"))

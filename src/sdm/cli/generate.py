@@ -19,6 +19,8 @@ from sdm.files import explained
 from sdm.signals import PostponedSignals
 
 if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
+
     from sdm.run.model import SavedModel
 
 
@@ -113,7 +115,9 @@ class Generate(Command):
             print(f"stopped: {signals.received} after {len(new)} tokens; {self.state} is saved", file=sys.stderr)
             raise SystemExit(signals.received.exit_code)
 
-    def report(self, prompt: str | None, new: list[int], tokenizer: Any, eos: tuple[int, ...]) -> dict[str, Any]:
+    def report(
+        self, prompt: str | None, new: list[int], tokenizer: PreTrainedTokenizerBase | None, eos: tuple[int, ...]
+    ) -> dict[str, Any]:
         """Return what --json prints."""
         reason = "eos" if new[-1] in eos else "length" if len(new) == self.max_new_tokens else "signal"
         text = None if tokenizer is None else tokenizer.decode(new, skip_special_tokens=True)
@@ -164,7 +168,7 @@ def load_for_decoding(saved: SavedModel, weights: str) -> Any:
         return sdm.optimize_for_decoding(model, weights)
 
 
-def load_tokenizer(folder: Path) -> Any:
+def load_tokenizer(folder: Path) -> PreTrainedTokenizerBase | None:
     """The tokenizer beside the model, or None."""
     from transformers import AutoTokenizer
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import tyro
 
@@ -15,6 +15,7 @@ from sdm.files import explained
 
 if TYPE_CHECKING:
     from torch import Tensor
+    from transformers import PreTrainedModel
 
     from sdm.evaluation.report import Table
     from sdm.models import MemoryState
@@ -51,7 +52,7 @@ class State(Command):
 
         self.check_options()
         saved = SavedModel(self.model)
-        model: Any = saved.load()
+        model = saved.load()
         states = []
         for file in self.files:
             with explained(f"cannot read {file}"):
@@ -91,7 +92,7 @@ class State(Command):
         if self.output is not None and self.output.exists():
             raise UserError(f"--output must be a new folder, and {str(self.output)!r} exists")
 
-    def _layers(self, model: Any, folder: Path, state: MemoryState) -> dict[str, object]:
+    def _layers(self, model: PreTrainedModel, folder: Path, state: MemoryState) -> dict[str, object]:
         from sdm.models.state_summary import summarize_state
 
         layers = [dataclasses.asdict(layer) for layer in summarize_state(state, model)]
@@ -107,7 +108,7 @@ class State(Command):
         facts: dict[str, object] = {"tokens": len(state), "pending": list(state.pending), "layers": layers}
         return facts | ({"writes": writes} if writes else {})
 
-    def _shown(self, model: Any, folder: Path, state: MemoryState) -> list[Table]:
+    def _shown(self, model: PreTrainedModel, folder: Path, state: MemoryState) -> list[Table]:
         from sdm.evaluation.report import Table
         from sdm.models.state_summary import summarize_state
 
@@ -133,7 +134,7 @@ class State(Command):
         return [Table(title, columns, tuple(rows), caption), *more]
 
     def _writes(
-        self, model: Any, folder: Path, state: MemoryState
+        self, model: PreTrainedModel, folder: Path, state: MemoryState
     ) -> tuple[list[int], dict[int, LayerWrites], list[Table]]:
         """Run the text that the state has read again: its tokens, what became of its writes, and a table of it."""
         if self.prompt is None and not self.tokens:
@@ -169,7 +170,7 @@ class State(Command):
         from sdm.analysis.state_writes import save_writes, writes_table
 
         if self.output is not None:
-            texts = None if tokenizer is None else [tokenizer.decode([token]) for token in ids]
+            texts = None if tokenizer is None else [str(tokenizer.decode([token])) for token in ids]
             with explained(f"cannot write --output {self.output}"):
                 save_writes(self.output, writes, ids, texts)
         return ids, writes, [writes_table(writes)]

@@ -4,13 +4,16 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import tyro
 
 from sdm.cli.command import Command
 from sdm.errors import UserError
 from sdm.files import explained
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
 
 
 @dataclass(frozen=True)
@@ -51,7 +54,7 @@ class Trace(Command):
 
         self.check_options()
         saved = SavedModel(self.model)
-        model: Any = saved.load()
+        model = saved.load()
         tokenizer = load_tokenizer(saved.folder)
         ids = text_ids(self.model, self.prompt, self.tokens, tokenizer, model.config.vocab_size)
         state = None
@@ -123,7 +126,9 @@ class Trace(Command):
             raise UserError(f"--output must be in an existing folder, got {str(self.output)!r}")
 
 
-def text_ids(model: Path, prompt: str | None, tokens: tuple[int, ...], tokenizer: Any, vocab_size: int) -> list[int]:
+def text_ids(
+    model: Path, prompt: str | None, tokens: tuple[int, ...], tokenizer: PreTrainedTokenizerBase | None, vocab_size: int
+) -> list[int]:
     """Return the token ids of a text that a user gives with --prompt, as a text or a file, or with --tokens.
 
     Raises:

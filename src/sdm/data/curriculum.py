@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Protocol
 
 import torch
 
@@ -20,13 +20,25 @@ def ramp(start: int, end: int, step: int, total_steps: int) -> int:
     return round(start * (end / start) ** (max(progress - 1 / 5, 0) / (2 / 5)))
 
 
+class Growing(Protocol):
+    """The configuration of a task that may grow."""
+
+    @property
+    def batch_size(self) -> int:
+        """Rows of a step over all ranks."""
+
+    @property
+    def curriculum(self) -> bool:
+        """Whether the rows grow."""
+
+
 class CurriculumRows(BatchSource):
     """Rows that are drawn together, whoever wants some: it is cheap, and so no row depends on the number of ranks.
     Held-out splits are other rows, all of them of the full size."""
 
     num_steps = None
 
-    def __init__(self, config: Any, split: str = "train", total_steps: int | None = None) -> None:
+    def __init__(self, config: Growing, split: str = "train", total_steps: int | None = None) -> None:
         if split == "train" and config.curriculum and (total_steps is None or total_steps < 1):
             raise DataError("a curriculum needs total_steps, the steps of the whole training")
         self.config, self.split = config, split

@@ -18,7 +18,7 @@ from sdm.data.shards import FORMAT, TokenStore, TokenWriter
 from sdm.data.sources import Source
 from sdm.data.splits import SPLITS, split_documents
 from sdm.data.tokenization import CHECKSUMS, Tokenizer, keep_tokenizer, load_tokenizer, train_bpe
-from sdm.files import new_folder, printable, remove_leftovers
+from sdm.files import Json, new_folder, printable, remove_leftovers
 
 logger = logging.getLogger(__name__)
 
@@ -129,7 +129,7 @@ def _writing(what: str, folder: Path) -> Iterator[Path]:
 
 
 def _write_splits(
-    source: Source, tokenizer: Tokenizer, valid_fraction: float, test_fraction: float, folder: Path, description: Any
+    source: Source, tokenizer: Tokenizer, valid_fraction: float, test_fraction: float, folder: Path, description: Json
 ) -> None:
     writers = {split: TokenWriter(folder / split, tokenizer, {**description, "split": split}) for split in SPLITS}
     waiting: dict[str, list[str]] = {split: [] for split in SPLITS}
@@ -159,5 +159,5 @@ def _sample(source: Source, valid_fraction: float, test_fraction: float) -> Iter
             yield document.text[start : start + size]
 
 
-def _digest(value: Any) -> str:
+def _digest(value: Json) -> str:
     return hashlib.sha256(json.dumps(value, sort_keys=True).encode()).hexdigest()

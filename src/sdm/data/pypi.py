@@ -16,14 +16,13 @@ import tempfile
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from sdm.data import fetch_sdist
 from sdm.data.errors import DataError
 from sdm.data.prepare import cache_folder
 from sdm.data.sdist import Sdist, SdistError, read_sdist
 from sdm.data.sources import PYPI, Document
-from sdm.files import DamagedFile, new_folder, open_regular, printable, read_json, remove_leftovers, write_json
+from sdm.files import DamagedFile, Json, new_folder, open_regular, printable, read_json, remove_leftovers, write_json
 
 PACKAGES = Path(__file__).with_name("packages.txt")
 LISTING = "listing.json"
@@ -97,7 +96,7 @@ class PackageSource:
                     seen.add(file.sha256)
                     yield Document(file.name, file.text)
 
-    def identity(self) -> Any:
+    def identity(self) -> Json:
         """Return JSON that changes when the documents may have changed, without reading them."""
         return [FORMAT, [[package.pin.requirement, package.pin.sha256] for package in self.packages]]
 

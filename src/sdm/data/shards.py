@@ -26,7 +26,7 @@ from torch import Tensor
 
 from sdm.data.errors import DataError
 from sdm.data.tokenization import Tokenizer
-from sdm.files import DamagedFile, read_checked_json, read_json, write_bytes, write_checked_json
+from sdm.files import DamagedFile, Json, read_checked_json, read_json, write_bytes, write_checked_json
 
 FORMAT = 1
 SHARD_TOKENS = 2**28
@@ -103,7 +103,7 @@ class _Shard:
         self.num_tokens += len(tokens)
 
 
-def _entry(name: str, size: int, checksum: Any) -> dict[str, Any]:
+def _entry(name: str, size: int, checksum: Json) -> dict[str, Any]:
     return {"file": name, "size": size, "sha256": checksum.hexdigest()}
 
 

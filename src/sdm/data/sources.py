@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any, BinaryIO, Protocol
 
 from sdm.data.errors import DataError, require
-from sdm.files import open_regular, parse_json
+from sdm.files import Json, open_regular, parse_json
 
 FORMATS = (".jsonl", ".jsonl.gz", ".jsonl.zst", ".json", ".csv", ".parquet")
 DEFAULT_SUFFIXES = (".txt", ".md", *FORMATS)
@@ -51,7 +51,7 @@ class Source(Protocol):
     def documents(self) -> Iterator[Document]:
         """Yield the documents, in the same order every time."""
 
-    def identity(self) -> Any:
+    def identity(self) -> Json:
         """JSON that changes when the documents may have changed, made without reading them."""
 
     def num_bytes(self) -> int | None:
@@ -143,7 +143,7 @@ class FileSource:
             with self._readable(file):
                 yield from self._read(file)
 
-    def identity(self) -> Any:
+    def identity(self) -> Json:
         """Return JSON that changes when the documents may have changed, without reading them."""
         stats = ((file, self._stat(file)) for file in self.files)
         return [self.text_key, [[file.as_posix(), stat.st_size, stat.st_mtime_ns] for file, stat in stats]]
@@ -224,7 +224,7 @@ class FileSource:
                     f"source {self.name!r}: {path}, after line {rows.line_num}, is not CSV: {error}"
                 ) from error
 
-    def _parse_json(self, content: bytes, where: str) -> Any:
+    def _parse_json(self, content: bytes, where: str) -> Json:
         try:
             return parse_json(content)
         except UnicodeDecodeError:
@@ -232,7 +232,7 @@ class FileSource:
         except ValueError as error:
             raise DataError(f"source {self.name!r}: {where} is not JSON: {error}") from error
 
-    def _text_of(self, record: Any, where: str) -> str:
+    def _text_of(self, record: Json, where: str) -> str:
         if not isinstance(record, dict) or not isinstance(record.get(self.text_key), str):
             has = (
                 f"an object with the fields {', '.join(record)}" if isinstance(record, dict) else type(record).__name__
@@ -299,7 +299,7 @@ class HuggingFaceSource:
                 raise DataError(f"source {self.name!r}, row {number}: {self.text_key!r} is not text")
             yield Document(str(number), text)
 
-    def identity(self) -> Any:
+    def identity(self) -> Json:
         """Return JSON that changes when the documents may have changed, without reading them."""
         return [self.text_key, self._dataset._fingerprint]
 

@@ -7,7 +7,7 @@ import os
 from collections.abc import Sequence
 from functools import cached_property
 from pathlib import Path
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import torch
 from torch import Tensor
@@ -24,6 +24,9 @@ from sdm.models.saved_folder import CONFIG
 from sdm.run import Run
 from sdm.run.model import SavedModel
 
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
+
 Precision = Literal["auto", "float32", "bfloat16", "float16"]
 # Fields of a configuration that change no number; the precision has an entry of its own in the fingerprint.
 _NO_NUMBERS = ("_name_or_path", "architectures", "auto_map", "dtype", "torch_dtype", "transformers_version")
@@ -35,7 +38,7 @@ class EvalModel:
     Token ids are plain lists or tensors on any device. A text begins a document: the model sees `start_id` before it.
     """
 
-    def __init__(self, name: str, path: Path, model: Any, tokenizer_folder: Path, run: Run | None) -> None:
+    def __init__(self, name: str, path: Path, model: PreTrainedModel, tokenizer_folder: Path, run: Run | None) -> None:
         self.name, self.path, self.run = name, path, run
         self.model: Any = model.eval()
         self.tokenizer_folder = tokenizer_folder

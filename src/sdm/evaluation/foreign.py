@@ -6,7 +6,7 @@ import hashlib
 from collections.abc import Sequence
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any, cast
 
 import tokenizers
 import torch
@@ -15,6 +15,9 @@ from torch import Tensor
 from sdm.data.tokenization import HFTokenizer, Tokenizer
 from sdm.errors import UserError
 from sdm.files import explained
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
 
 TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json", "tokenizer.model", "vocab.json", "vocab.txt")
 
@@ -49,9 +52,9 @@ def open_tokenizer(folder: Path) -> Tokenizer:
 class PythonTokenizer:
     """A tokenizer of transformers that is not made by the `tokenizers` library, as a `Tokenizer`."""
 
-    def __init__(self, tokenizer: Any, start: str) -> None:
+    def __init__(self, tokenizer: PreTrainedTokenizerBase, start: str) -> None:
         self._tokenizer = tokenizer
-        self.eos_id: int = tokenizer.convert_tokens_to_ids(start)
+        self.eos_id = cast(int, tokenizer.convert_tokens_to_ids(start))
 
     @property
     def vocab_size(self) -> int:
@@ -74,7 +77,7 @@ class PythonTokenizer:
 
     def decode(self, ids: Sequence[int]) -> str:
         """Text of token ids, without special tokens."""
-        return self._tokenizer.decode(list(ids), skip_special_tokens=True)
+        return str(self._tokenizer.decode(list(ids), skip_special_tokens=True))
 
     def save(self, folder: Path) -> None:
         """Write the tokenizer's files."""

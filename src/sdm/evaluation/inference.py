@@ -17,7 +17,7 @@ import inspect
 import logging
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any, cast
 
 import torch
 import torch.nn.functional as F
@@ -25,6 +25,9 @@ from torch import Tensor
 
 from sdm.models import SDMCache, SDMForCausalLM
 from sdm.models.likelihood import IGNORED, nll
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
 
 _log = logging.getLogger(__name__)
 
@@ -52,7 +55,7 @@ class Scorer:
         whole: whether it must read every stream at once, so that what went before is computed again.
     """
 
-    def __init__(self, model: Any, limit: int | None = None, whole: bool = False) -> None:
+    def __init__(self, model: PreTrainedModel, limit: int | None = None, whole: bool = False) -> None:
         self._model = model
         self._ours = isinstance(model, SDMForCausalLM)
         self._cache: str | None = None if self._ours or whole else _continued_cache(model, limit)
@@ -68,7 +71,7 @@ class Scorer:
     ) -> tuple[Tensor, Past | None]:
         """Return [B,T] float32 nats of each target, zero where it is -100; and with `carry` the state after them."""
         seen = (0 if past is None else past.tokens) + input_ids.shape[1]
-        if self._ours:
+        if isinstance(self._model, SDMForCausalLM):
             states = None if past is None else past.content
             nats, after = nll(self._model, input_ids, targets, states=states, carry=carry, reduction="none")
             return nats, Past(after, seen) if carry else None
@@ -78,7 +81,7 @@ class Scorer:
             logits = self._model(ids, use_cache=False).logits[:, before:]
             return _cross_entropy(logits, targets), Past(ids, seen) if carry else None
         content, losses = None if past is None else past.content, []
-        size = max(16, LOGITS // (len(input_ids) * self._model.get_input_embeddings().weight.shape[0]))
+        size = max(16, LOGITS // (len(input_ids) * _vocabulary(self._model)))
         pieces = list(zip(input_ids.split(size, 1), targets.split(size, 1), strict=True))
         for number, (ids, wanted) in enumerate(pieces):
             keep = carry or number + 1 < len(pieces)
@@ -96,7 +99,7 @@ class Stream:
         in_pieces: whether the model continues from its cache with more than one token.
     """
 
-    def __init__(self, model: Any, in_pieces: bool) -> None:
+    def __init__(self, model: PreTrainedModel, in_pieces: bool) -> None:
         self._model, self._in_pieces = model, in_pieces
         self._name, self._content = CACHES[0], None
         few = "logits_to_keep" in inspect.signature(model.forward).parameters
@@ -119,7 +122,7 @@ class Stream:
 
 
 @torch.inference_mode()
-def likeliest(model: Any, input_ids: Tensor, wanted: Tensor) -> Tensor:
+def likeliest(model: PreTrainedModel, input_ids: Tensor, wanted: Tensor) -> Tensor:
     """Return the likeliest next token [n] at the places of input_ids [B,T] where `wanted` [B,T] is True, on the CPU."""
     input_ids, wanted = input_ids.to(model.device), wanted.to(model.device)
     if isinstance(model, SDMForCausalLM):  # logits where they are wanted only
@@ -132,16 +135,22 @@ def _given(name: str, content: Any) -> dict[str, Any]:
     return {} if content is None else {name: content}
 
 
+def _vocabulary(model: PreTrainedModel) -> int:
+    weight = model.get_input_embeddings().weight
+    assert isinstance(weight, Tensor)
+    return len(weight)
+
+
 def _cross_entropy(logits: Tensor, targets: Tensor) -> Tensor:
     flat = logits.float().flatten(0, 1)
     return F.cross_entropy(flat, targets.flatten(), ignore_index=IGNORED, reduction="none").view(targets.shape)
 
 
 @torch.inference_mode()
-def _continued_cache(model: Any, limit: int | None) -> str | None:
+def _continued_cache(model: PreTrainedModel, limit: int | None) -> str | None:
     """The name of the cache that the model takes and returns, if it continues from it exactly."""
     taken = inspect.signature(model.forward).parameters
-    vocabulary, device = model.get_input_embeddings().weight.shape[0], model.device
+    vocabulary, device = _vocabulary(model), model.device
     length = min(24, limit or 24)
     cut = 2 * length // 3
     if cut == 0:
@@ -179,7 +188,9 @@ class Generator:
         whole: whether it must read a prompt at once, and beside prompts of the same length only.
     """
 
-    def __init__(self, model: Any, end_ids: Sequence[int], limit: int | None = None, whole: bool = False) -> None:
+    def __init__(
+        self, model: PreTrainedModel, end_ids: Sequence[int], limit: int | None = None, whole: bool = False
+    ) -> None:
         from transformers import GenerationConfig
 
         self._model = model
@@ -240,20 +251,20 @@ class Generator:
         if width > PREFILL and not self._whole:
             options["prefill_chunk_size"] = PREFILL
 
-        def done(ids: Tensor, scores: Any) -> Tensor:
+        def done(ids: Tensor, scores: object) -> Tensor:
             assert stopped is not None
             return torch.tensor([stopped(row) for row in ids[:, width:].tolist()], device=ids.device)
 
         device = self._model.device
         criteria = [] if stopped is None else [done]
-        return self._model.generate(
+        return cast(Any, self._model).generate(  # transformers types it for its own classes
             ids.to(device), attention_mask=mask.to(device), stopping_criteria=criteria, **options
         )
 
     def _pads_exactly(self) -> bool:
         """Whether padding changes nothing; tried out once. Recurrent layers of others often let it into their state."""
         if self._pads is None:
-            vocabulary = self._model.get_input_embeddings().weight.shape[0]
+            vocabulary = _vocabulary(self._model)
             longest = min(17, (self._limit or 18) - 1)  # and two new tokens, of which the model sees one
             if longest < 2:
                 return False

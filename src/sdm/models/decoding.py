@@ -5,10 +5,13 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import torch
 from torch import Tensor
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 INCOMPLETE = "\ufffd"  # what tokenizers write for the first bytes of a character
 
@@ -63,7 +66,7 @@ class Decoding:
         eos: tokens that end the generation.
     """
 
-    def __init__(self, options: DecodingOptions, tokenizer: Any, eos: Sequence[int]) -> None:
+    def __init__(self, options: DecodingOptions, tokenizer: PreTrainedTokenizerBase | None, eos: Sequence[int]) -> None:
         if options.stop and tokenizer is None:
             raise ValueError("stop strings need a tokenizer; this session has none")
         self.options, self._eos = options, frozenset(eos)
@@ -93,7 +96,7 @@ class Decoding:
         return Piece(token, text)
 
 
-def eos_tokens(model: Any) -> tuple[int, ...]:
+def eos_tokens(model: PreTrainedModel) -> tuple[int, ...]:
     """Return the tokens that end a text, of the generation configuration or of the model's."""
     for config in (getattr(model, "generation_config", None), model.config):
         tokens = getattr(config, "eos_token_id", None)
@@ -121,7 +124,7 @@ def choose(logits: Tensor, options: DecodingOptions, generator: torch.Generator)
 class TextStream:
     """Turns tokens into text as they come. Text that may yet become a stop string is held back."""
 
-    def __init__(self, tokenizer: Any, stop: Sequence[str] = ()) -> None:
+    def __init__(self, tokenizer: PreTrainedTokenizerBase | None, stop: Sequence[str] = ()) -> None:
         self._tokenizer, self._stop = tokenizer, tuple(stop)
         self._ids: list[int] = []
         self._shown = 0  # tokens whose text is complete
@@ -160,7 +163,9 @@ class TextStream:
         return text[: len(text) - keep]
 
     def _decode(self, ids: list[int]) -> str:
-        return self._tokenizer.decode(ids, skip_special_tokens=True, clean_up_tokenization_spaces=False) if ids else ""
+        if self._tokenizer is None or not ids:
+            return ""
+        return str(self._tokenizer.decode(ids, skip_special_tokens=True, clean_up_tokenization_spaces=False))
 
 
 def _overlap(text: str, stop: str) -> int:

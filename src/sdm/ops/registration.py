@@ -6,13 +6,28 @@ Anybody can call a registered op, and the core reads and writes by address: an i
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
+from torch import Tensor
+from torch.autograd.function import FunctionCtx
 
 from sdm.ops.checks import check_one_device
 
 _library = torch.library.Library("sdm", "FRAGMENT")
+
+
+class Context(FunctionCtx):
+    """What an autograd function keeps from forward to backward: tensors in `saved_tensors`, the rest as attributes."""
+
+    saved_tensors: tuple[Tensor, ...]
+    needs_input_grad: tuple[bool, ...]
+
+    if TYPE_CHECKING:
+
+        def save_for_backward(self, *tensors: Tensor | None) -> None: ...
+        def __getattr__(self, name: str) -> Any: ...
+        def __setattr__(self, name: str, value: object) -> None: ...
 
 
 def register(

@@ -16,6 +16,8 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from sdm.ops.registration import Context
+
 Group = dist.ProcessGroup
 
 
@@ -59,13 +61,13 @@ def _all_reduce(x: Tensor, group: Group) -> Tensor:
 
 class _CopyTo(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, group: Group, *tensors: Tensor) -> tuple[Tensor, ...]:
+    def forward(ctx: Context, group: Group, *tensors: Tensor) -> tuple[Tensor, ...]:
         ctx.group = group
         ctx.set_materialize_grads(True)
         return tuple(x.view_as(x) for x in tensors)
 
     @staticmethod
-    def backward(ctx: Any, *grads: Tensor) -> tuple[Any, ...]:
+    def backward(ctx: Context, *grads: Tensor) -> tuple[Any, ...]:
         # One message for all of them, in the widest of their types.
         flat = torch.cat([grad.flatten() for grad in grads])
         pieces = _all_reduce(flat, ctx.group).split([grad.numel() for grad in grads])
@@ -81,11 +83,11 @@ def copy_to(group: Group, *tensors: Tensor) -> tuple[Tensor, ...]:
 
 class _ReduceFrom(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, x: Tensor, group: Group) -> Tensor:
+    def forward(ctx: Context, x: Tensor, group: Group) -> Tensor:
         return _all_reduce(x, group)
 
     @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:
+    def backward(ctx: Context, grad: Tensor) -> tuple[Tensor, None]:
         return grad, None
 
 
@@ -96,12 +98,12 @@ def reduce_from(x: Tensor, group: Group) -> Tensor:
 
 class _AllReduce(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, x: Tensor, group: Group) -> Tensor:
+    def forward(ctx: Context, x: Tensor, group: Group) -> Tensor:
         ctx.group = group
         return _all_reduce(x, group)
 
     @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:
+    def backward(ctx: Context, grad: Tensor) -> tuple[Tensor, None]:
         return _all_reduce(grad, ctx.group), None
 
 
@@ -122,12 +124,12 @@ def _all_to_all(x: Tensor, group: Group, split: int, join: int) -> Tensor:
 
 class _AllToAll(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, x: Tensor, group: Group, split: int, join: int) -> Tensor:
+    def forward(ctx: Context, x: Tensor, group: Group, split: int, join: int) -> Tensor:
         ctx.group, ctx.split, ctx.join = group, split, join
         return _all_to_all(x, group, split, join)
 
     @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> tuple[Any, ...]:
+    def backward(ctx: Context, grad: Tensor) -> tuple[Any, ...]:
         return _all_to_all(grad, ctx.group, ctx.join, ctx.split), None, None, None
 
 
@@ -139,12 +141,12 @@ def all_to_all(x: Tensor, group: Group, split: int, join: int) -> Tensor:
 
 class _Gather(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, group: Group, *tensors: Tensor) -> tuple[Tensor, ...]:
+    def forward(ctx: Context, group: Group, *tensors: Tensor) -> tuple[Tensor, ...]:
         ctx.group = group
         return tuple(_gather(x, group) for x in tensors)
 
     @staticmethod
-    def backward(ctx: Any, *grads: Tensor) -> tuple[Any, ...]:
+    def backward(ctx: Context, *grads: Tensor) -> tuple[Any, ...]:
         return None, *(_scatter_sum(grad, ctx.group) for grad in grads)
 
 
@@ -191,12 +193,12 @@ def _pass_on(x: Tensor, group: Group, step: int) -> Tensor:
 
 class _PassOn(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, x: Tensor, group: Group) -> Tensor:
+    def forward(ctx: Context, x: Tensor, group: Group) -> Tensor:
         ctx.group = group
         return _pass_on(x, group, 1)
 
     @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:
+    def backward(ctx: Context, grad: Tensor) -> tuple[Tensor, None]:
         return _pass_on(grad, ctx.group, -1), None
 
 

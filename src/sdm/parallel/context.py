@@ -130,7 +130,7 @@ class _OnSlices(nn.Module):
         return place.unsqueeze(0)
 
 
-def _refuse(state: Any = None, return_state: bool = False, attention_mask: Tensor | None = None) -> None:
+def _refuse(state: object = None, return_state: object = False, attention_mask: object = None) -> None:
     if state is not None or return_state:
         raise ValueError("state: sequences split over ranks carry no states on; set context to 1")
     if attention_mask is not None:
@@ -140,7 +140,7 @@ def _refuse(state: Any = None, return_state: bool = False, attention_mask: Tenso
 class SlicedWindow(_OnSlices, SlidingWindowAttention):
     """Sliding-window attention on a slice of time."""
 
-    def forward(self, x: Tensor, cu_seqlens: Tensor | None = None, **others: Any) -> Tensor:  # type: ignore[override]
+    def forward(self, x: Tensor, cu_seqlens: Tensor | None = None, **others: object) -> Tensor:  # type: ignore[override]
         """Return this rank's slice of the output, given its slice of the input."""
         _refuse(**others)
         behind = self._before(x, self.window - 1)
@@ -154,7 +154,7 @@ class SlicedWindow(_OnSlices, SlidingWindowAttention):
 class SlicedShift(_OnSlices, TokenShift):
     """A token shift on a slice of time."""
 
-    def forward(self, x: Tensor, cu_seqlens: Tensor | None = None, **others: Any) -> Tensor:  # type: ignore[override]
+    def forward(self, x: Tensor, cu_seqlens: Tensor | None = None, **others: object) -> Tensor:  # type: ignore[override]
         """Return this rank's slice of the output, given its slice of the input."""
         _refuse(**others)
         behind = self._before(x, 1)
@@ -166,7 +166,7 @@ class SlicedShift(_OnSlices, TokenShift):
 class SlicedShiftedKeys(_OnSlices, ShiftedKeys):
     """A layer with shifted keys on a slice of time."""
 
-    def forward(self, x: Tensor, cu_seqlens: Tensor | None = None, **others: Any) -> Tensor:  # type: ignore[override]
+    def forward(self, x: Tensor, cu_seqlens: Tensor | None = None, **others: object) -> Tensor:  # type: ignore[override]
         """Return this rank's slice of the output, given its slice of the input."""
         _refuse(**others)
         behind = self._before(x, self.history)
@@ -179,7 +179,7 @@ class SlicedDeltaNet(_OnSlices, GatedDeltaNet):
     """Gated DeltaNet on a slice of time, by heads."""
 
     def forward(  # type: ignore[override]
-        self, x: Tensor, cu_seqlens: Tensor | None = None, key_input: Tensor | None = None, **others: Any
+        self, x: Tensor, cu_seqlens: Tensor | None = None, key_input: Tensor | None = None, **others: object
     ) -> Tensor:
         """Return this rank's slice of the output, given its slice of the input."""
         _refuse(**others)
@@ -204,7 +204,7 @@ class SlicedDeltaNet(_OnSlices, GatedDeltaNet):
 class SlicedMamba2(_OnSlices, Mamba2):
     """Mamba2 on a slice of time, by heads."""
 
-    def forward(self, x: Tensor, cu_seqlens: Tensor | None = None, **others: Any) -> Tensor:  # type: ignore[override]
+    def forward(self, x: Tensor, cu_seqlens: Tensor | None = None, **others: object) -> Tensor:  # type: ignore[override]
         """Return this rank's slice of the output, given its slice of the input."""
         _refuse(**others)
         behind = self._before(x, self.conv.kernel_size - 1)
@@ -221,7 +221,7 @@ class SlicedMamba2(_OnSlices, Mamba2):
 class SlicedProductKeys(_OnSlices, ProductKeyMemory):
     """Product-key memory on a slice of time. It works token by token, and ignores document boundaries."""
 
-    def forward(self, x: Tensor, cu_seqlens: Tensor | None = None, **others: Any) -> Tensor:  # type: ignore[override]
+    def forward(self, x: Tensor, cu_seqlens: Tensor | None = None, **others: object) -> Tensor:  # type: ignore[override]
         """Return this rank's slice of the output, given its slice of the input."""
         _refuse(**others)
         y = ProductKeyMemory.forward(self, x)
@@ -246,7 +246,7 @@ class SlicedFullAttention(_OnSlices, FullAttention):
     With grouped heads they are the smaller part. torch's ring attention (2.13) has no CPU kernel, takes no packed
     documents, and assigns tokens to ranks in another order than the other layers need."""
 
-    def forward(self, x: Tensor, cu_seqlens: Tensor | None = None, **others: Any) -> Tensor:  # type: ignore[override]
+    def forward(self, x: Tensor, cu_seqlens: Tensor | None = None, **others: object) -> Tensor:  # type: ignore[override]
         """Return this rank's slice of the output, given its slice of the input."""
         _refuse(**others)
         start, end = self._span(x, x)

@@ -10,7 +10,7 @@ import importlib.util
 import itertools
 from collections.abc import Mapping
 from dataclasses import replace
-from typing import Any, get_args
+from typing import get_args
 
 from sdm.evaluation.harness.measurement import Harness
 from sdm.evaluation.measurement import Measurement
@@ -37,6 +37,7 @@ from sdm.reproduce.sections.memory import access_section, cost_section, utilisat
 from sdm.reproduce.sections.recall import Forms, accuracy_section, recall_section
 from sdm.reproduce.sections.scaling import scaling_section
 from sdm.reproduce.study import WRITE_RULE, Claim, Difference, Section, Study, StudyResults, Variant
+from sdm.run.config import TrainConfig
 
 SEEDS = 3
 ARCHITECTURES: tuple[Architecture, ...] = get_args(Architecture)
@@ -75,11 +76,11 @@ def _variant(
     architecture: Architecture = "sdm",
     plain: bool = False,
     lr: float | None = None,
-    **model: Any,
+    **model: bool | int,
 ) -> Variant:
     """A model of code; `model` are fields in which it differs from the ladder's."""
 
-    def recipe(seed: int) -> Any:
+    def recipe(seed: int) -> TrainConfig:
         return mini(level, architecture, plain, lr=lr, seed=seed, model=model)
 
     return Variant(f"{name}-seed{{seed}}", label, recipe, measurements, SEEDS)

@@ -30,6 +30,7 @@ from sdm.reproduce.study import (
     point,
     shown,
 )
+from sdm.run.config import TrainConfig
 
 SEEDS = 3
 SINGLE = ("niah_single_1", "niah_single_2")
@@ -140,7 +141,7 @@ def gdn(heads: int, key_dim: int, lr: float, **fields: Any) -> Variant:
     """GDN with a layout of its keys, at a learning rate."""
     name = f"gdn-{heads}x{key_dim}-lr{lr:g}-seed{{seed}}"
 
-    def recipe(seed: int) -> Any:
+    def recipe(seed: int) -> TrainConfig:
         return retrieval("gdn", lr=lr, seed=seed, heads=heads, key_dim=key_dim, **fields)
 
     return Variant(name, f"GDN, {heads}x{key_dim}", recipe, {})

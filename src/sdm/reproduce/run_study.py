@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 
-from sdm.analysis.pages import Finding, Page, illustration, write_page
+from sdm.analysis.pages import Finding, Page, Verdict, illustration, write_page
 from sdm.analysis.pages import Section as PageSection
 from sdm.analysis.pages.write import environment
 from sdm.analysis.trace_page import write_run_trace
@@ -188,7 +188,7 @@ def _finding(section: Section, results: StudyResults) -> Finding:
     """A section as a finding; where it cannot be made it says why, so that the others are shown."""
     fixed: dict[str, Any] = {"deviations": section.deviations}
 
-    def failed(verdict: Any, why: str) -> Finding:
+    def failed(verdict: Verdict, why: str) -> Finding:
         return Finding(section.key, section.title, section.text, "not measured", section.paper, verdict, why, **fixed)
 
     try:

@@ -6,10 +6,10 @@ import dataclasses
 import types
 import typing
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, TypeVar, cast
 
 from sdm.errors import UserError
-from sdm.files import DamagedFile, read_json, write_json
+from sdm.files import DamagedFile, Json, read_json, write_json
 from sdm.models.model_config import ModelConfig
 from sdm.run.config import TrainConfig
 from sdm.run.errors import TrainingError
@@ -18,7 +18,7 @@ _T = TypeVar("_T")
 KIND = "kind"  # which of several classes a section is
 
 
-def to_json(config: Any) -> Any:
+def to_json(config: object) -> Json:
     """Return a configuration as JSON values. A dataclass names its class, because some fields take one of several."""
     if dataclasses.is_dataclass(config):
         values = {field.name: to_json(getattr(config, field.name)) for field in dataclasses.fields(config)}
@@ -28,7 +28,7 @@ def to_json(config: Any) -> Any:
     return str(config) if isinstance(config, Path) else config
 
 
-def from_json(kind: type[_T], values: Any, name: str = "config") -> _T:
+def from_json(kind: type[_T], values: Json, name: str = "config") -> _T:
     """Return the configuration of a class from JSON values; the inverse of `to_json`.
 
     Raises:
@@ -77,7 +77,7 @@ def differences(old: object, new: object, name: str = "") -> list[tuple[str, Any
     return [] if old == new else [(name, old, new)]
 
 
-def _value(hint: Any, value: Any, name: str) -> Any:
+def _value(hint: object, value: Json, name: str) -> Any:
     """A value of the type that a field has, or an error that names the field."""
     options = typing.get_args(hint) if typing.get_origin(hint) in (typing.Union, types.UnionType) else (hint,)
     classes: list[Any] = [option for option in options if dataclasses.is_dataclass(option) or option is ModelConfig]
@@ -96,7 +96,7 @@ def _value(hint: Any, value: Any, name: str) -> Any:
     raise TrainingError(f"{name} must be {_describe(hint)}, got {shown if len(shown) < 80 else type(value).__name__}")
 
 
-def _fits(hint: Any, value: Any) -> bool:
+def _fits(hint: object, value: Json) -> bool:
     origin, entries = typing.get_origin(hint), typing.get_args(hint)
     if origin is typing.Literal:
         return isinstance(value, str) and value in entries
@@ -111,14 +111,14 @@ def _fits(hint: Any, value: Any) -> bool:
         return isinstance(value, (int, float)) and not isinstance(value, bool)
     if hint is int:
         return isinstance(value, int) and not isinstance(value, bool)
-    return isinstance(value, str if hint is Path else origin or hint)
+    return isinstance(value, str if hint is Path else cast(type, origin or hint))
 
 
-def _converted(hint: Any, value: Any) -> Any:
+def _converted(hint: object, value: Json) -> Any:
     if isinstance(value, list):
         return tuple(_converted(Any, entry) for entry in value)
     return Path(value) if hint is Path else value
 
 
-def _describe(hint: Any) -> str:
+def _describe(hint: object) -> str:
     return hint.__name__ if isinstance(hint, type) and not typing.get_args(hint) else str(hint).replace("typing.", "")

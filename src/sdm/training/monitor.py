@@ -26,6 +26,7 @@ from sdm.training.parallel import Parallel
 
 if TYPE_CHECKING:
     from rich.console import Console
+    from torch.utils.tensorboard import SummaryWriter
 
 Metrics = Mapping[str, float | int]
 STEP_TOKENS = 16_384  # of a single step: enough for stable shares of memories that a small machine holds
@@ -241,7 +242,7 @@ def _summary(metrics: Metrics) -> str:
     return "  ".join(parts)
 
 
-def _tensorboard(folder: Path) -> Any:
+def _tensorboard(folder: Path) -> SummaryWriter:
     try:
         from torch.utils.tensorboard import SummaryWriter
     except ImportError as error:

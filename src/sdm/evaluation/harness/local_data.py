@@ -17,12 +17,15 @@ import contextlib
 import re
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from sdm.data.errors import require
 from sdm.data.sources import read_lines
 from sdm.errors import UserError
 from sdm.files import explained, parse_json
+
+if TYPE_CHECKING:
+    from datasets import Dataset
 
 SPLITS = ("train", "validation", "test", "dev")
 _SUFFIXES = (".jsonl", ".jsonl.gz", ".jsonl.zst", ".parquet")
@@ -70,7 +73,7 @@ def _candidates(folder: Path) -> Iterator[Path]:
                 yield path
 
 
-def _read(paths: Sequence[Path]) -> Any:
+def _read(paths: Sequence[Path]) -> Dataset:
     import datasets
 
     if len({path.suffix for path in paths}) > 1 or (len(paths) > 1 and paths[0].suffix != ".parquet"):
@@ -121,7 +124,7 @@ def _rows(path: Path) -> Iterator[dict[str, Any]]:
             yield row
 
 
-def _of_subject(rows: Any, configuration: str, folder: Path) -> Any:
+def _of_subject(rows: Dataset, configuration: str, folder: Path) -> Dataset:
     if "subject" not in rows.column_names:
         return rows
     chosen = [place for place, subject in enumerate(rows["subject"]) if subject == configuration]

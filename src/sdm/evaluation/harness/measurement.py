@@ -11,7 +11,7 @@ import json
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from sdm.data.errors import require
 from sdm.errors import UserError, check_not_negative, check_size
@@ -20,6 +20,13 @@ from sdm.evaluation.harness.tasks import PAPER, Loaded, load
 from sdm.evaluation.measurement import Measurement, Pairs, Plan, Result, Unit
 from sdm.evaluation.report import Report, Table
 from sdm.evaluation.statistics import weighted_mean, wilson
+from sdm.files import Json
+
+if TYPE_CHECKING:
+    from lm_eval.api.task import Task
+    from transformers import PreTrainedTokenizerBase
+
+    from sdm.evaluation.harness.model import HarnessModel
 
 UNLIMITED = 2**20  # tokens, for models that have no limit themselves
 QUESTIONS = 16  # at a time
@@ -99,7 +106,7 @@ class Harness(Measurement):
         return pairs
 
 
-def harness_tokenizer(lm: EvalModel) -> Any:
+def harness_tokenizer(lm: EvalModel) -> PreTrainedTokenizerBase:
     """The tokenizer as transformers knows it, which the harness asks for."""
     from transformers import AutoTokenizer
 
@@ -113,7 +120,9 @@ def harness_tokenizer(lm: EvalModel) -> Any:
 class _Asking:
     """Asks a model the questions of some tasks."""
 
-    def __init__(self, lm: EvalModel, tokenizer: Any, tasks: Sequence[Loaded], batch_size: int) -> None:
+    def __init__(
+        self, lm: EvalModel, tokenizer: PreTrainedTokenizerBase, tasks: Sequence[Loaded], batch_size: int
+    ) -> None:
         from sdm.evaluation.harness.model import HarnessModel
 
         self._questions = {part: Questions(task) for loaded in tasks for part, task in loaded.parts.items()}
@@ -136,7 +145,7 @@ class Questions:
     which are measured.
     """
 
-    def __init__(self, task: Any) -> None:
+    def __init__(self, task: Task) -> None:
         self.task = task
         self._made: list[list[Any]] = []
         self._documents = iter(task.doc_iterator())
@@ -183,7 +192,7 @@ class Questions:
         }
 
 
-def answer(model: Any, requests: Sequence[Any]) -> None:
+def answer(model: HarnessModel, requests: Sequence[Any]) -> None:
     """Let the model answer requests of one or more kinds."""
     kinds: dict[str, list[Any]] = {}
     for request in requests:
@@ -199,7 +208,7 @@ def metric_name(metric: str, filter_name: str) -> str:
     return metric if filter_name == "none" else f"{metric},{filter_name}"
 
 
-def _aggregation(task: Any) -> dict[str, str]:
+def _aggregation(task: Task) -> dict[str, str]:
     """The names of the functions that make one number of the values of a metric."""
     from lm_eval.api.registry import AGGREGATION_REGISTRY
 
@@ -212,7 +221,7 @@ def _aggregation(task: Any) -> dict[str, str]:
     return aggregation
 
 
-def _plain(value: Any) -> Any:
+def _plain(value: Any) -> Json:
     """As JSON has it."""
     if isinstance(value, (list, tuple)):
         return [_plain(item) for item in value]

@@ -7,12 +7,15 @@ scoring of continuations by our models, where what several requests have in comm
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from lm_eval.models.huggingface import HFLM
 
 from sdm.evaluation.inference import Scored, score_continuations
 from sdm.models import SDMForCausalLM
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 Request = tuple[Any, list[int], list[int]]
 """What the harness knows it by, the tokens of its context and those of its continuation."""
@@ -21,7 +24,9 @@ Request = tuple[Any, list[int], list[int]]
 class HarnessModel(HFLM):
     """A causal language model of ours or of transformers, with its tokenizer."""
 
-    def __init__(self, model: Any, tokenizer: Any, batch_size: int, max_length: int | None = None) -> None:
+    def __init__(
+        self, model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, batch_size: int, max_length: int | None = None
+    ) -> None:
         super().__init__(
             pretrained=model,
             tokenizer=tokenizer,

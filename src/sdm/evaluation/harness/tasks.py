@@ -12,10 +12,15 @@ import logging
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from sdm.errors import UserError, nearest
 from sdm.evaluation.harness.local_data import Absent, load_local
+
+if TYPE_CHECKING:
+    from datasets import Dataset
+    from lm_eval.api.task import Task
+    from lm_eval.tasks import TaskManager
 
 _log = logging.getLogger(__name__)
 HERE = Path(__file__).parent
@@ -78,7 +83,7 @@ class Loaded:
     """The harness's task objects by their names; one, unless it is a group."""
 
 
-def resolve(names: Sequence[str]) -> Any:
+def resolve(names: Sequence[str]) -> TaskManager:
     """The harness's index of tasks with all of these, or an error that names those that are nearest."""
     import lm_eval.tasks
 
@@ -145,7 +150,7 @@ def _raise_absent(absent: dict[str, str], present: Sequence[str]) -> None:
     )
 
 
-def _set_shots(task: Any, name: str, shots: int | None) -> None:
+def _set_shots(task: Task, name: str, shots: int | None) -> None:
     """As `lm_eval.simple_evaluate` does: a task that says 0 itself keeps it."""
     own = task.get_config("num_fewshot")
     if own != 0:
@@ -163,7 +168,7 @@ def _set_shots(task: Any, name: str, shots: int | None) -> None:
 class _Splits(dict[str, Any]):
     """Splits of which those that are not there are empty: without examples, nobody needs the one that they are from."""
 
-    def __missing__(self, split: str) -> Any:
+    def __missing__(self, split: str) -> Dataset:
         return next(iter(self.values())).select([])
 
 
@@ -201,7 +206,7 @@ def _datasets(task: str, data_dir: Path | None, download: bool) -> Iterator[None
         constants.HF_HUB_OFFLINE, datasets.config.HF_HUB_OFFLINE = offline
 
 
-def _adapted(rows: Any, task: str, split: str, folder: Path) -> Any:
+def _adapted(rows: Dataset, task: str, split: str, folder: Path) -> Dataset:
     """Rows with the columns that the task takes; two datasets are known in a second form."""
     columns = PAPER[task].columns if task in PAPER else ()
     if "problems" in columns and "problems" not in rows.column_names and "question" in rows.column_names:
@@ -217,7 +222,7 @@ def _adapted(rows: Any, task: str, split: str, folder: Path) -> Any:
     return rows
 
 
-def _by_article(rows: Any) -> Any:
+def _by_article(rows: Dataset) -> Dataset:
     """RACE as it was published, a row per question, in the form of the harness, a row per article."""
     import datasets
 

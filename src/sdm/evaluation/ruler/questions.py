@@ -18,6 +18,7 @@ from sdm.data.errors import DataError
 from sdm.data.randomness import Permutation, hash_of
 from sdm.data.words import word_lists
 from sdm.evaluation.ruler.text import plain_text, read_json_file
+from sdm.files import Json
 
 
 @dataclass(frozen=True)
@@ -123,7 +124,7 @@ def read_hotpot(path: Path) -> FileQuestions:
     return FileQuestions(questions, list(documents), path)
 
 
-def _field(record: Any, name: str, kind: type, where: str) -> Any:
+def _field(record: Json, name: str, kind: type, where: str) -> Any:
     value = record.get(name) if isinstance(record, dict) else None
     if not isinstance(value, kind):
         raise DataError(f"{where}: expected an object with {name!r}, a {kind.__name__}")

@@ -15,7 +15,7 @@ from typing import Any
 from sdm.data.errors import DataError
 from sdm.data.sources import open_source
 from sdm.data.words import single_words, split_sentences, word_lists
-from sdm.files import open_regular
+from sdm.files import Json, open_regular
 
 NOISE = "The grass is green. The sky is blue. The sun is yellow. Here we go. There and back again."
 
@@ -107,7 +107,7 @@ def uuids(rng: random.Random, count: int) -> list[str]:
 LARGEST = 2**30  # bytes; HotpotQA's file of the development set is a twentieth of that
 
 
-def read_json_file(path: Path) -> Any:
+def read_json_file(path: Path) -> Json:
     """Whatever value the file holds; what is wrong with it names the file and the line."""
     try:
         with open_regular(path) as file:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import torch
 from torch import Tensor
 
@@ -11,7 +9,7 @@ from sdm.native import call_core, missing_because
 from sdm.ops.backends import Backend, core_unsupported_reason, goes_past_dispatcher
 from sdm.ops.checks import check_kernel_floats
 from sdm.ops.product_key.inputs import Call, check_scores
-from sdm.ops.registration import register
+from sdm.ops.registration import Context, register
 
 
 def _run(scores: Tensor, k: int) -> tuple[Tensor, Tensor]:
@@ -61,22 +59,22 @@ def _empty_gradient(grad_values: Tensor, index: Tensor, n: int) -> Tensor:
     return grad_values.new_empty((*index.shape[:-1], 2 * n))
 
 
-def _save(ctx: Any, inputs: tuple[Tensor, int], output: tuple[Tensor, Tensor]) -> None:
+def _save(ctx: Context, inputs: tuple[Tensor, int], output: tuple[Tensor, Tensor]) -> None:
     ctx.mark_non_differentiable(output[1])
     ctx.save_for_backward(output[1])
     ctx.n = inputs[0].shape[-1] // 2
 
 
-def _gradients(ctx: Any, grad_values: Tensor, _: Tensor | None) -> tuple[Tensor, None]:
+def _gradients(ctx: Context, grad_values: Tensor, _: Tensor | None) -> tuple[Tensor, None]:
     return torch.ops.sdm.product_key_topk_backward(grad_values, ctx.saved_tensors[0], ctx.n), None
 
 
-def _save_index(ctx: Any, inputs: tuple[Tensor, Tensor, int], output: Tensor) -> None:
+def _save_index(ctx: Context, inputs: tuple[Tensor, Tensor, int], output: Tensor) -> None:
     ctx.save_for_backward(inputs[1])
     ctx.n = inputs[2]
 
 
-def _second_gradients(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None]:
+def _second_gradients(ctx: Context, grad: Tensor) -> tuple[Tensor, None, None]:
     # The gradient is linear in grad_values: its own gradient picks the two scores of each slot again.
     (index,) = ctx.saved_tensors
     return grad.gather(-1, index // ctx.n) + grad.gather(-1, ctx.n + index % ctx.n), None, None

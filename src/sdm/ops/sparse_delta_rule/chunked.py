@@ -27,6 +27,7 @@ from torch import Tensor
 
 from sdm.ops.backends import Backend, no_forward_mode
 from sdm.ops.checks import document_bounds
+from sdm.ops.registration import Context
 from sdm.ops.sequences import Call
 from sdm.ops.sparse_delta_rule.inputs import Tokens, check_values
 from sdm.ops.sparse_delta_rule.reference import sparse_delta_rule_reference_, sparse_delta_step_reference_
@@ -354,12 +355,12 @@ def _(write_index, write_weight, value, beta, log_decay, read_index, read_weight
     return tuple(x.new_empty(x.shape) for x in inputs)
 
 
-def _save_inputs(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
+def _save_inputs(ctx: Context, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
     ctx.save_for_backward(*inputs[:-2])
     ctx.update, ctx.chunk_size = inputs[-2:]
 
 
-def _differentiate(ctx: Any, grad_output: Tensor, grad_state: Tensor) -> tuple[Tensor | None, ...]:
+def _differentiate(ctx: Context, grad_output: Tensor, grad_state: Tensor) -> tuple[Tensor | None, ...]:
     grads = _backward(*ctx.saved_tensors, ctx.update, ctx.chunk_size, grad_output, grad_state)
     write_weight, value, beta, log_decay, read_weight, initial_state = grads
     return None, write_weight, value, beta, log_decay, None, read_weight, initial_state, None, None, None

@@ -24,7 +24,7 @@ from sdm.ops.checks import (
     compute_dtype,
     mark_changed,
 )
-from sdm.ops.registration import no_second_gradients, register
+from sdm.ops.registration import Context, no_second_gradients, register
 from sdm.ops.sequences import Call
 from sdm.ops.sparse_delta_rule.inputs import Tokens, check_shapes
 
@@ -340,14 +340,16 @@ def _empty_output(state: Tensor, *arguments: Any) -> Tensor:
     return torch.empty_like(arguments[2], memory_format=torch.contiguous_format)
 
 
-def _setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor, Tensor]) -> None:
+def _setup_context(ctx: Context, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor, Tensor]) -> None:
     problem, (_, _, *plan) = _Problem.of(inputs)
     ctx.set_materialize_grads(False)
     ctx.save_for_backward(*problem.tokens, problem.initial_state, problem.cu_seqlens, output[2])
     ctx.options = problem.num_slots, problem.slot_rule, plan
 
 
-def _gradients(ctx: Any, grad_y: Tensor | None, grad_final_state: Tensor | None, _: Tensor | None) -> tuple[Any, ...]:
+def _gradients(
+    ctx: Context, grad_y: Tensor | None, grad_final_state: Tensor | None, _: Tensor | None
+) -> tuple[Any, ...]:
     *tokens, initial_state, cu_seqlens, residual = ctx.saved_tensors
     num_slots, slot_rule, plan = ctx.options
     grad_initial = ctx.needs_input_grad[7]

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from sdm.ops.product_key.inputs import check_scores
+from sdm.ops.registration import Context
 from sdm.ops.triton.availability import interpreting
 from sdm.ops.triton.launch import launch
 
@@ -133,22 +134,22 @@ topk.register_fake(topk._init_fn)
 topk_backward.register_fake(topk_backward._init_fn)
 
 
-def _save(ctx: Any, inputs: tuple[Tensor, int], output: tuple[Tensor, Tensor]) -> None:
+def _save(ctx: Context, inputs: tuple[Tensor, int], output: tuple[Tensor, Tensor]) -> None:
     ctx.mark_non_differentiable(output[1])
     ctx.save_for_backward(output[1])
     ctx.n, ctx.dtype = inputs[0].shape[-1] // 2, inputs[0].dtype
 
 
-def _backward(ctx: Any, grad_values: Tensor, _: Tensor | None) -> tuple[Tensor, None]:
+def _backward(ctx: Context, grad_values: Tensor, _: Tensor | None) -> tuple[Tensor, None]:
     return topk_backward(grad_values, ctx.saved_tensors[0], ctx.n, ctx.dtype), None
 
 
-def _save_index(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
+def _save_index(ctx: Context, inputs: tuple[Any, ...], output: Tensor) -> None:
     ctx.save_for_backward(inputs[1])
     ctx.n = inputs[2]
 
 
-def _backward_of_backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None, None]:
+def _backward_of_backward(ctx: Context, grad: Tensor) -> tuple[Tensor, None, None, None]:
     # The gradient is linear in grad_values: its own gradient picks the two scores of each slot again.
     (index,) = ctx.saved_tensors
     return grad.gather(-1, index // ctx.n).float() + grad.gather(-1, ctx.n + index % ctx.n), None, None, None

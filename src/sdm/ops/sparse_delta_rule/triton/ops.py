@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from sdm.ops.checks import check_one_device, check_shape, document_bounds
+from sdm.ops.registration import Context
 from sdm.ops.sparse_delta_rule.inputs import Tokens, check_shapes, check_values
 from sdm.ops.sparse_delta_rule.triton import host
 from sdm.ops.sparse_delta_rule.triton.host import Plan, Problem
@@ -94,14 +95,14 @@ def _step(state: Tensor, *arguments: Any) -> Tensor:
     return host.step_(state, tokens, slot_rule)
 
 
-def _setup_context(ctx: Any, inputs: _Args, output: tuple[Tensor, Tensor, Tensor]) -> None:
+def _setup_context(ctx: Context, inputs: _Args, output: tuple[Tensor, Tensor, Tensor]) -> None:
     problem, (_, _, *plan) = _problem(inputs)
     ctx.set_materialize_grads(False)
     ctx.save_for_backward(*problem.tokens, problem.initial_state, problem.cu_seqlens, output[2])
     ctx.options = problem.num_slots, problem.slot_rule, plan
 
 
-def _gradients(ctx: Any, grad_y: Tensor | None, grad_final_state: Tensor | None, _: Tensor | None) -> _Args:
+def _gradients(ctx: Context, grad_y: Tensor | None, grad_final_state: Tensor | None, _: Tensor | None) -> _Args:
     *tokens, initial_state, cu_seqlens, residual = ctx.saved_tensors
     num_slots, slot_rule, plan = ctx.options
     grad_initial = ctx.needs_input_grad[7]
@@ -119,7 +120,7 @@ def _gradients(ctx: Any, grad_y: Tensor | None, grad_final_state: Tensor | None,
     return *grads, *(None,) * (5 + len(plan))
 
 
-def _second_gradients(ctx: Any, *grads: Tensor) -> None:
+def _second_gradients(ctx: Context, *grads: Tensor) -> None:
     raise NotImplementedError(
         'second derivatives of sparse_delta_rule are not available with backend "triton"; use backend="reference"'
     )
