@@ -19,7 +19,7 @@ from sdm.evaluation.recall import Recall
 from sdm.evaluation.ruler.measurement import Ruler
 from sdm.evaluation.ruler.tasks import SIX
 from sdm.evaluation.speed import Speed
-from sdm.reproduce.quick import GDN_RATES, KEY_DIMS, RECALL_TASK, RULER, TRAINED_PAIRS, WORDS, layout, recall_config
+from sdm.reproduce.quick import GDN_RATES, KEY_DIMS, RECALL_TASK, TRAINED_PAIRS, WORDS, layout, recall_config
 from sdm.reproduce.quick import SLOTS as RECALL_SLOTS
 from sdm.reproduce.recipes import tasks as recall_recipe
 from sdm.reproduce.recipes.mini import DEVIATIONS, PLAIN, RATES, WIDTHS, Architecture, mini
@@ -33,8 +33,15 @@ from sdm.reproduce.sections.loss import (
     position_section,
     slots_figure,
 )
-from sdm.reproduce.sections.memory import access_section, cost_section, utilisation_section
-from sdm.reproduce.sections.recall import Forms, accuracy_section, recall_section
+from sdm.reproduce.sections.memory import (
+    ACCESS,
+    COST,
+    UTILISATION,
+    access_section,
+    cost_section,
+    utilisation_section,
+)
+from sdm.reproduce.sections.recall import STATE_RECALL, Forms, accuracy_section, recall_section
 from sdm.reproduce.sections.scaling import scaling_section
 from sdm.reproduce.study import WRITE_RULE, Claim, Difference, Section, Study, StudyResults, Variant
 from sdm.run.config import TrainConfig
@@ -268,13 +275,7 @@ def mini_study() -> Study:
             notes=("More slots also widen W_q and W_k: parameters and FLOPs rise as the table shows.",),
         ),
         recall_section(
-            Section(
-                "recall",
-                "Recall and the size of the state",
-                "A larger state at the same parameters and FLOPs per token improves long-context recall.",
-                RULER,
-                (WRITE_RULE, RECALL_TASK, *recall_recipe.DEVIATIONS),
-            ),
+            replace(STATE_RECALL, deviations=(WRITE_RULE, RECALL_TASK, *recall_recipe.DEVIATIONS)),
             forms,
             TRAINED_PAIRS,
             choice_accuracy,
@@ -343,40 +344,22 @@ def mini_study() -> Study:
             grid[base, base],
         ),
         access_section(
-            Section(
-                "access",
-                "How evenly keys are used",
-                "Reads are consistently more uniform than writes, in the effective number of keys of a token.",
-                "shown as a figure; with 64 writes the top 32 have about 85% of the mass",
-                (*DEVIATED, f"charts: level {SMALL}, d = {WIDTHS[SMALL]}, one seed"),
-                "W_q starts equal to W_k in the aided models, so that reads and writes start alike; the plain recipe "
-                "has no such tie.",
-            ),
+            replace(ACCESS, deviations=(*DEVIATED, f"charts: level {SMALL}, d = {WIDTHS[SMALL]}, one seed")),
             (sdm, plain["sdm"]),
             list(grid.values()),
             "above zero, shown as a figure",
         ),
         utilisation_section(
-            Section(
-                "utilisation",
-                "The memory during training",
-                "The forget gate settles at 0.95 and the input gate at 0.50; all slots come to be read, and 28% to 42% "
-                "are written.",
-                "1.4B, over 21M tokens: read 100%, written 28% to 42%; forget gate 0.95, input gate 0.50",
-                DEVIATED,
-                "Not compared: the proportion of slots in use grows with the tokens that it is counted over, one step "
-                "of 2,048 here.",
-            ),
+            replace(UTILISATION, deviations=DEVIATED),
             (sdm,),
         ),
         cost_section(
-            Section(
-                "cost",
-                "Time of a generated token",
-                "Decoding with SDM takes about 10% more time than with GDN and a sixth of the time of full attention "
-                "(1.4B).",
-                "1.4B: around 10% slower than GDN, 6 times faster than full attention",
-                (*DEVIATED, "on this machine, which may do other things at the same time; one seed, one thread"),
+            replace(
+                COST,
+                deviations=(
+                    *DEVIATED,
+                    "on this machine, which may be busy; one seed, one thread",
+                ),
             ),
             top,
             SPEED,

@@ -8,6 +8,7 @@ without them.
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 from sdm.evaluation.measurement import Measurement
@@ -20,8 +21,15 @@ from sdm.reproduce.recipes.parameters import GlobalLayer
 from sdm.reproduce.recipes.small_code import small_code
 from sdm.reproduce.recipes.tasks import KEY_CHANNELS, recall
 from sdm.reproduce.sections.loss import position_section
-from sdm.reproduce.sections.memory import access_section, cost_section, utilisation_section
-from sdm.reproduce.sections.recall import Forms, recall_section
+from sdm.reproduce.sections.memory import (
+    ACCESS,
+    COST,
+    UTILISATION,
+    access_section,
+    cost_section,
+    utilisation_section,
+)
+from sdm.reproduce.sections.recall import STATE_RECALL, Forms, recall_section
 from sdm.reproduce.study import WRITE_RULE, Section, Study, StudyResults, Variant
 from sdm.run.config import TrainConfig
 
@@ -58,7 +66,6 @@ LEAD = (
 RECALL_TASK = (
     "key-value pairs instead of RULER; SDM's largest state is 16 times GDN's largest, the paper's thousands of times"
 )
-RULER = "RULER (13 tasks), 1.4B: SDM 31.2, GDN 20.0, full attention 32.5; 8B: 50.2, 34.2, 61.2"
 CODE = "code, 1.4B: SDM 0.821 nats, GDN 0.849, full attention 0.798"
 
 
@@ -138,13 +145,7 @@ def quick_study() -> Study:
     timed = {"sdm": code["code-sdm"], "gdn": code["code-gdn"], "full_attention": code["code-attention"]}
     sections = (
         recall_section(
-            Section(
-                "recall",
-                "A larger state at equal cost recalls more",
-                "A larger state at the same parameters and FLOPs per token improves long-context recall.",
-                RULER,
-                (WRITE_RULE, RECALL_TASK, *recall_recipe.DEVIATIONS),
-            ),
+            replace(STATE_RECALL, deviations=(WRITE_RULE, RECALL_TASK, *recall_recipe.DEVIATIONS)),
             forms,
             TRAINED_PAIRS,
             negative_valid_loss,
@@ -182,47 +183,29 @@ def quick_study() -> Study:
             "-0.028 over all positions at 1.4B",
         ),
         cost_section(
-            Section(
-                "cost",
-                "Time of a generated token",
-                "Decoding with SDM takes about 10% more time than with GDN and a sixth of the time of full attention "
-                "(1.4B).",
-                "1.4B: around 10% slower than GDN, 6 times faster than full attention",
-                (
+            replace(
+                COST,
+                deviations=(
                     *aided,
                     "d = 64 with one global layer of four, one thread of a CPU: calling small operations takes most of "
                     "a token's time, whatever the context",
                     "random tokens; a context of 32,768 is sixteen times the training length",
                 ),
-                "At this size calling small operations takes most of a token's time.",
+                why="At this size calling small operations takes most of a token's time.",
             ),
             timed,
             SPEED,
         ),
         access_section(
-            Section(
-                "access",
-                "How evenly keys are used",
-                "Reads are consistently more uniform than writes, in the effective number of keys of a token.",
-                "shown as a figure; with 64 writes the top 32 have about 85% of the mass",
-                aided,
-                "W_q starts equal to W_k in the aided models, so that reads and writes start alike; the plain recipe "
-                "has no such tie.",
-            ),
+            replace(ACCESS, deviations=aided),
             (code["code-sdm"], code["code-sdm-plain"]),
             (code["code-sdm"], code["code-sdm-plain"]),
             "above zero, shown as a figure",
         ),
         utilisation_section(
-            Section(
-                "memory",
-                "The memory during training",
-                "The forget gate settles at 0.95 and the input gate at 0.50; all slots come to be read, and 28% to 42% "
-                "are written.",
-                "1.4B, over 21M tokens: read 100%, written 28% to 42%; forget gate 0.95, input gate 0.50",
-                (*aided, "statistics of one step, 2,048 tokens; the paper's are over 21M tokens"),
-                "Not compared: the proportion of slots in use grows with the tokens that it is counted over, and 2,048 "
-                "tokens with 16 writes each touch all of 256 slots.",
+            replace(
+                UTILISATION,
+                deviations=(*aided, "statistics of one step, 2,048 tokens; the paper's are over 21M tokens"),
             ),
             (code["code-sdm"], code["code-sdm-plain"]),
         ),
