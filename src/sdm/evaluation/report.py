@@ -70,8 +70,33 @@ class Reference:
     """Interval of a level, drawn as a band."""
 
 
+class Figure:
+    """What all charts share: their data as rows, for CSV files."""
+
+    @property
+    def columns(self) -> tuple[str, ...]:
+        """Column names of `rows`."""
+        raise NotImplementedError
+
+    def rows(self) -> list[tuple[Cell, ...]]:
+        """Every value, for CSV files."""
+        raise NotImplementedError
+
+    def is_empty(self) -> bool:
+        """Whether there is nothing to draw."""
+        return not self.rows()
+
+    def has_intervals(self) -> bool:
+        """Whether any value has an interval."""
+        return "low" in self.columns and any(row[self.columns.index("low")] is not None for row in self.rows())
+
+    def in_words(self) -> str:
+        """The main numbers, for readers who cannot see the figure."""
+        raise NotImplementedError
+
+
 @dataclass(frozen=True)
-class Chart:
+class Chart(Figure):
     """Curves by name, each with its intervals as a band.
 
     Axes whose values are all whole numbers have whole ticks.
@@ -107,14 +132,6 @@ class Chart:
             (name, point.x, point.y, point.low, point.high) for name, curve in self.curves.items() for point in curve
         ]
 
-    def is_empty(self) -> bool:
-        """Whether there is no point to draw."""
-        return not any(self.curves.values())
-
-    def has_intervals(self) -> bool:
-        """Whether any point has an interval."""
-        return any(point.low is not None for curve in self.curves.values() for point in curve)
-
     def in_words(self) -> str:
         """Where every curve begins and ends, for readers who cannot see the figure."""
         ends = [
@@ -129,7 +146,7 @@ class Chart:
 
 
 @dataclass(frozen=True)
-class Rows:
+class Rows(Figure):
     """Values by name, a dot with its interval on a row each: paired differences, for instance.
 
     A value whose interval holds zero is grey.
@@ -151,21 +168,13 @@ class Rows:
         """Every value, for CSV files."""
         return [(name, point.y, point.low, point.high) for name, point in self.values.items()]
 
-    def is_empty(self) -> bool:
-        """Whether there is no value to draw."""
-        return not self.values
-
-    def has_intervals(self) -> bool:
-        """Whether any value has an interval."""
-        return any(point.low is not None for point in self.values.values())
-
     def in_words(self) -> str:
         """Every value, for readers who cannot see the figure."""
         return f"{self.x}: {'; '.join(f'{name} {point.y:+.4g}' for name, point in self.values.items())}."
 
 
 @dataclass(frozen=True)
-class HeatMap:
+class HeatMap(Figure):
     """Values by two numbers, such as the writes and reads of a token. Pairs that are missing stay empty."""
 
     name: str
@@ -186,14 +195,6 @@ class HeatMap:
         """Every cell, for CSV files."""
         return [(*pair, point.y, point.low, point.high) for pair, point in self.cells.items()]
 
-    def is_empty(self) -> bool:
-        """Whether there is no cell to draw."""
-        return not self.cells
-
-    def has_intervals(self) -> bool:
-        """Whether any cell has an interval."""
-        return any(point.low is not None for point in self.cells.values())
-
     def in_words(self) -> str:
         """The lowest and the highest cell, for readers who cannot see the figure."""
         low, high = (choose(self.cells, key=lambda pair: self.cells[pair].y) for choose in (min, max))
@@ -212,7 +213,7 @@ class Violin:
 
 
 @dataclass(frozen=True)
-class Violins:
+class Violins(Figure):
     """Distributions side by side: a dot is the mean, a bar the median."""
 
     name: str
@@ -229,14 +230,6 @@ class Violins:
         """Mean and median of each distribution, for CSV files."""
         return [(name, violin.mean, violin.median) for name, violin in self.violins.items()]
 
-    def is_empty(self) -> bool:
-        """Whether there is no distribution to draw."""
-        return not self.violins
-
-    def has_intervals(self) -> bool:
-        """Distributions have no intervals."""
-        return False
-
     def in_words(self) -> str:
         """The means, for readers who cannot see the figure."""
         means = "; ".join(f"{name} {violin.mean:.3g}" for name, violin in self.violins.items())
@@ -247,7 +240,7 @@ Panel = Chart | Rows | HeatMap | Violins
 
 
 @dataclass(frozen=True)
-class Grid:
+class Grid(Figure):
     """Charts side by side in one figure, with one legend."""
 
     name: str
@@ -269,10 +262,6 @@ class Grid:
     def rows(self) -> list[tuple[Cell, ...]]:
         """The data of all charts, for CSV files."""
         return [(chart.title, *row) for chart in self.charts for row in chart.rows()]
-
-    def is_empty(self) -> bool:
-        """Whether there is nothing to draw."""
-        return all(chart.is_empty() for chart in self.charts)
 
     def has_intervals(self) -> bool:
         """Whether any chart has intervals."""
