@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from cli.test_commands import refusal
-from sdm.analysis.trained_runs import ladders, trained_run
+from sdm.analysis.ladder_laws import ladders, trained_run
 from sdm.cli import main
 from sdm.models import cost
 from sdm.run import Run

@@ -91,8 +91,7 @@ class Scaling(Command):
     def run(self) -> None:
         """Fit the laws, print tables and write scaling.json and the figure."""
         from sdm.analysis.draw import draw, save
-        from sdm.analysis.ladder_laws import fit_ladders, law_chart, law_tables
-        from sdm.analysis.trained_runs import ladders, trained_run
+        from sdm.analysis.ladder_laws import fit_ladders, ladders, law_chart, law_tables, trained_run
         from sdm.cli.display import show, show_json
         from sdm.cli.eval_options import distinct_names
         from sdm.files import write_json

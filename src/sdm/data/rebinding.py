@@ -15,8 +15,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from sdm.data.batch import IGNORED, Batch, BatchSource
-from sdm.data.curriculum import CurriculumRows
+from sdm.data.batch import IGNORED, Batch, BatchSource, CurriculumRows
 from sdm.data.errors import DataError
 from sdm.data.randomness import generator_of
 from sdm.errors import check_not_negative, check_size

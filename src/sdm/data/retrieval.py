@@ -15,8 +15,7 @@ from pathlib import Path
 
 import torch
 
-from sdm.data.batch import IGNORED, Batch, BatchSource
-from sdm.data.curriculum import CurriculumRows
+from sdm.data.batch import IGNORED, Batch, BatchSource, CurriculumRows
 from sdm.data.errors import DataError
 from sdm.data.prepare import cached_tokenizer
 from sdm.data.randomness import fingerprint_of, hash_of

@@ -47,12 +47,12 @@ from sdm.training.monitor import STEP_TOKENS, MemoryMonitor, Monitor, NoMonitor
 from sdm.training.optimizer import create_moments, learning_rate_factor, make_optimizer, set_learning_rate
 from sdm.training.parallel import check_rank_consistency, data_identity, process_identity, start
 from sdm.training.sampling import sample_text
-from sdm.training.stream_state import StreamState
 from sdm.training.train_state import (
     DataState,
     ModelState,
     OptimizerState,
     RandomState,
+    StreamState,
     Throughput,
     load_state,
     split_state,

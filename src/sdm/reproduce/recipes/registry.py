@@ -20,8 +20,8 @@ from sdm.reproduce.recipes.mini import mini
 from sdm.reproduce.recipes.paper import ladder, long_context
 from sdm.reproduce.recipes.plain_code import plain_code
 from sdm.reproduce.recipes.retrieval import retrieval
+from sdm.reproduce.recipes.small_code import tiny_code, tiny_text
 from sdm.reproduce.recipes.tasks import mad, mqar, needle, rebinding, recall
-from sdm.reproduce.recipes.tiny import tiny_code, tiny_text
 from sdm.run.config import TrainConfig
 from sdm.run.errors import TrainingError
 
