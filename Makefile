@@ -26,7 +26,7 @@ $(VENV)/torch: constraints.txt
 
 $(VENV)/installed: $(VENV)/torch pyproject.toml $(NATIVE)
 	$(PIP) scikit-build-core cmake ninja
-	PATH="$(CURDIR)/$(BIN):$$PATH" $(PIP) --no-build-isolation --editable '.[dev,text,zstd,parquet,triton]'
+	PATH="$(CURDIR)/$(BIN):$$PATH" $(PIP) --no-build-isolation --editable '.[dev,text,zstd,parquet,onnx,triton]'
 	@# pip would compile on one core. Some packages carry files that are no Python of this version.
 	@$(BIN)/python -m compileall -qq -j 0 $(VENV)/lib || true
 	@# Without a compiler the core is missing, and the import says so. A core that does not compile has failed above.

@@ -92,6 +92,10 @@ def test_sources_and_shares() -> None:
         assert weights == sorted(weights, reverse=True)
         assert all(source <= 20 for source, _ in sources)
         assert layer.sources(20, 0, most=2) == sources[:2]
+        reading, before = (x[0, 20, 0].double() for x in (layer.reads.readings, layer.reads.before))
+        parts = layer.reading_shares(20)
+        assert float(parts.sum() + before @ reading / reading.square().sum()) == pytest.approx(1, abs=1e-5)
+        assert not parts[21:].any()
         share = layer.before_share()
         assert bool(((share >= 0) & (share <= 1)).all())
         distances, shares = layer.distances()

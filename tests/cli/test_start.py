@@ -60,6 +60,26 @@ def test_lists_are_shown_without_heavy_imports(arguments: list[str]) -> None:
     assert not HEAVY & set(done.stderr.split())
 
 
+@pytest.mark.parametrize("arguments", [["train", "tiny-code"], ["eval", "nll"]], ids=" ".join)
+def test_options_are_shown_without_what_runs_them(arguments: list[str]) -> None:
+    """Defaults need recipes and configurations of models, and with them torch and transformers, and nothing else."""
+    code = (
+        "import sys\nfrom sdm.__main__ import main\ntry:\n    main()\nexcept SystemExit:\n    pass\n"
+        "print(*sys.modules, file=sys.stderr)"
+    )
+    command = [sys.executable, "-c", code, *arguments, "--help"]
+    loaded = set(subprocess.run(command, capture_output=True, text=True, check=True).stderr.split())
+    heavy = {"sdm.training", "sdm.analysis.draw", "matplotlib", "datasets", "pandas", "scipy", "lm_eval", "trl", "onnx"}
+    assert not heavy & loaded
+
+
+def test_our_modules_do_not_import_what_compiles() -> None:
+    """torch._dynamo takes longer to import than torch. transformers' models import it, the ops and layers do not."""
+    code = "import sys, sdm.ops, sdm.layers, sdm.data\nprint(*sys.modules)"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert not {"torch._dynamo", "torch._inductor", "transformers", "sympy"} & set(done.stdout.split())
+
+
 @pytest.mark.parametrize("name", NAMES)
 def test_stored_lists_are_up_to_date(name: str) -> None:
     assert stored_listing([name]) == make_listing(name), "run: python -c 'from sdm.cli.listings import write; write()'"

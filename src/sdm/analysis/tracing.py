@@ -59,16 +59,20 @@ class LayerTrace:
 
     def sources(self, token: int, head: int = 0, most: int | None = None) -> list[tuple[int, float]]:
         """List the tokens that a token reads with their weights S[token, l], largest magnitude first."""
+        self._check_place(token, head)
         read_map, time = self.reads.read_map, self.reads.read_map.shape[2]
-        if not 0 <= token < time:
-            raise IndexError(f"token must lie in [0, {time}), the traced tokens, got {token}")
-        if not 0 <= head < self.num_heads:
-            raise IndexError(f"head must lie in [0, {self.num_heads}), got {head}")
         row = head * time + token
         pairs = slice(int(read_map.row_offsets[row]), int(read_map.row_offsets[row + 1]))
         weight = read_map.weight[pairs]
         order = weight.abs().argsort(descending=True, stable=True)[:most]
         return [(int(read_map.source[pairs][i]), float(weight[i])) for i in order]
+
+    def _check_place(self, token: int, head: int) -> None:
+        time = self.reads.read_map.shape[2]
+        if not 0 <= token < time:
+            raise IndexError(f"token must lie in [0, {time}), the traced tokens, got {token}")
+        if not 0 <= head < self.num_heads:
+            raise IndexError(f"head must lie in [0, {self.num_heads}), got {head}")
 
     @property
     def delta_norm(self) -> Tensor:
@@ -78,6 +82,18 @@ class LayerTrace:
     def contributions(self, head: int = 0) -> Tensor:
         """|S[t,l]| |delta[l]| as a sparse CSR tensor [T,T]: how much of token l is in the reading of token t."""
         return read_statistics.contributions(self.reads, head)
+
+    def reading_shares(self, token: int, head: int = 0) -> Tensor:
+        """[T] the share of a token's reading that each token brings: (S[t,l] delta[l] . y[t]) / (y[t] . y[t]).
+
+        The shares and that of the state before the first token add up to 1. A part that points against the reading
+        has a negative share; parts across the reading, which other parts cancel, have none.
+        """
+        self._check_place(token, head)
+        reading = self.reads.readings[0, token, head].double().cpu()
+        weight = self.matrix(head)[token].to_dense()
+        along = self.reads.delta[0, :, head].double().cpu() @ reading
+        return weight * along / reading.square().sum().clamp(min=torch.finfo(torch.float64).tiny)
 
     def before_share(self) -> Tensor:
         """[T,H] the size of what the state before the first token brings, as a share of the sizes of all parts."""

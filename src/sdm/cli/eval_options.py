@@ -12,7 +12,6 @@ from typing import Annotated, Any, Literal
 import torch
 import tyro
 
-from sdm.analysis.draw import draw, save
 from sdm.analysis.tables import rich_table
 from sdm.cli.command import Command
 from sdm.cli.display import show, show_json, tables_json
@@ -189,6 +188,8 @@ def report_results(
         tables.append(comparison)
     drawn: list[Path] = []
     if figures is not None:
+        from sdm.analysis.draw import draw, save  # matplotlib; not for --help
+
         compared = comparison_charts(measurement, results, baseline) if comparison is not None else []
         for chart in (*report.charts, *compared):
             for kind in formats if not chart.is_empty() else ():

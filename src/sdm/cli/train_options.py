@@ -21,7 +21,6 @@ from sdm.run import Run
 from sdm.run.config import TrainConfig
 from sdm.run.config_file import to_json
 from sdm.run.errors import TrainingError
-from sdm.training import Trainer
 
 USAGE = """usage: sdm train RECIPE [--OPTION VALUE ...]
 
@@ -57,6 +56,8 @@ class TrainOptions(Command):
                     "--extend STEPS` continues it to more steps"
                 )
             return
+        from sdm.training import Trainer  # not for --help
+
         trainer = Trainer(config, self.run_dir)
         folder = trainer.run()
         if not trainer.ranks.first:

@@ -150,7 +150,16 @@ def goes_past_dispatcher(*tensors: Tensor) -> bool:
 
 def exports_onnx() -> bool:
     """Whether torch.onnx.export traces this call."""
-    return is_exporting() and torch.onnx.is_in_onnx_export()
+    return is_exporting() and _in_onnx_export()
+
+
+def _in_onnx_export() -> bool:
+    return torch.onnx.is_in_onnx_export()
+
+
+# torch.onnx.export tries dynamo too, which takes torch's own function for False unless it is told to call it. The
+# decorator for that, torch.compiler.assume_constant_result, imports dynamo, which takes longer than torch itself.
+_in_onnx_export._dynamo_marked_constant = True  # type: ignore[attr-defined]
 
 
 def in_forward_mode() -> bool:
