@@ -30,7 +30,7 @@ class Recall(Measurement):
 
     task: str = AUTO
     """auto: what a run was trained on, text-needle for models of text. Or recall, rebinding (a key is bound several
-    times, the last value counts), needle, mqar, mad-TASK, text-needle."""
+    times, the last value counts), needle, facts (of training), mqar, mad-TASK, text-needle."""
     sizes: tuple[int, ...] = ()
     """Numbers of pairs, or lengths for needles; none: the task's own."""
     rows: int | None = None
