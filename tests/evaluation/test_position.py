@@ -194,3 +194,7 @@ def test_several_models_are_drawn_by_their_differences() -> None:
     (chart,) = Position().difference_charts(summary, "a", {"b": differences})
     assert chart.curves == {"b - a": [Point(128, 0.1, 0.05, 0.15)]}
     assert [reference.at for reference in chart.references] == [0]
+    differences.append(Difference("gain to 64", 0.1, 0.4, Mean(0.3, 0.2, 0.4, 4)))
+    _, gain = Position().difference_charts(summary, "a", {"b": differences})
+    assert gain.name == "context-gain-differences"
+    assert gain.curves == {"b - a": [Point(32, 0.3, 0.2, 0.4)]}

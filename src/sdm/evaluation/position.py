@@ -169,29 +169,37 @@ class Position(TextMeasurement):
                 itertools.pairwise(document["edges"]) if document["withheld"] else ()
             ):
                 gain = document["withheld"][place] - document["nll"][place]
-                pairs.setdefault(f"{GAIN} to {stop:,}", {})[key] = gain / (stop - start), 1.0
+                pairs.setdefault(_gain_quantity(stop), {})[key] = gain / (stop - start), 1.0
         return pairs
 
     def difference_charts(
         self, summary: Mapping[str, Any], baseline: str, differences: Mapping[str, Sequence[Difference]]
     ) -> list[Chart]:
-        """Nats per token above the baseline on the same documents, by position.
+        """Nats per token and context gain above the baseline's on the same documents, by position.
 
         Documents differ far more than models do: the intervals of the differences are narrow where those of the models
         hide everything.
         """
-        curves: dict[str, list[Point]] = {}
-        for model, entries in differences.items():
-            means = {entry.quantity: entry.difference for entry in entries}
-            curves[f"{model} - {baseline}"] = [
-                Point(_middle(span), mean.value, mean.low, mean.high)
-                for span in summary["positions"]
-                if (mean := means.get(_quantity(span["stop"]))) is not None
-            ]
-        title = f"Loss above that of {baseline} on the same documents"
         label = "difference (nats per token), with 95% interval"
-        zero = (Reference(0.0),)
-        return [Chart("position-differences", title, POSITION, label, curves, log_x=True, references=zero)]
+        charts = []
+        for name, what, quantity in (
+            ("position-differences", "Loss", _quantity),
+            ("context-gain-differences", "Context gain", _gain_quantity),
+        ):
+            curves: dict[str, list[Point]] = {}
+            for model, entries in differences.items():
+                means = {entry.quantity: entry.difference for entry in entries}
+                points = [
+                    Point(_middle(span), mean.value, mean.low, mean.high)
+                    for span in summary["positions"]
+                    if (mean := means.get(quantity(span["stop"]))) is not None
+                ]
+                if points:
+                    curves[f"{model} - {baseline}"] = points
+            title = f"{what} above that of {baseline} on the same documents"
+            if curves:
+                charts.append(Chart(name, title, POSITION, label, curves, log_x=True, references=(Reference(0.0),)))
+        return charts
 
     def pairable(self, quantity: str, data: tuple[Data, Data], same_tokenizer: bool) -> bool:
         """Documents are numbered: the tokens must be the same, and for gains what is withheld too."""
@@ -201,6 +209,10 @@ class Position(TextMeasurement):
 
 def _quantity(stop: int) -> str:
     return f"nats/token to {stop:,}"
+
+
+def _gain_quantity(stop: int) -> str:
+    return f"{GAIN} to {stop:,}"
 
 
 def _middle(span: Mapping[str, Any]) -> float:
