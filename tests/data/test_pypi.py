@@ -130,6 +130,15 @@ def test_what_cannot_be_fetched_says_why(publish: Callable[[str, bytes], str]) -
             open_source(f"pypi:{missing}==1.0{pin}")
 
 
+@pytest.mark.usefixtures("publish")
+def test_an_index_that_cannot_be_reached_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("PIP_NO_INDEX")
+    for name, value in {"INDEX_URL": "http://127.0.0.1:9/simple", "RETRIES": "0", "TIMEOUT": "1"}.items():
+        monkeypatch.setenv(f"PIP_{name}", value)
+    with pytest.raises(DataError, match=r"demo==1\.0 cannot be fetched: .*none can be reached.*127\.0\.0\.1"):
+        open_source(f"pypi:demo==1.0#sha256={'0' * 64}")
+
+
 @pytest.mark.parametrize("spec", ["demo", "demo==1.0#sha256=12", "demo>=1.0", "-r==1", "demo==1.0; extra", "../x==1"])
 def test_specs_that_name_no_version_are_refused(spec: str) -> None:
     with pytest.raises(DataError, match="expected pypi:NAME==VERSION#sha256=HEX"):

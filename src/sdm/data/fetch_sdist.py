@@ -10,6 +10,7 @@ Prints one line of JSON: {"file": NAME} or {"error": TEXT}.
 from __future__ import annotations
 
 import json
+import logging
 import shutil
 import sys
 from pathlib import Path
@@ -46,6 +47,8 @@ def fetch(name: str, version: str, folder: str) -> dict[str, str]:
 
 def main() -> None:
     """Print the outcome; errors of pip are part of it."""
+    logging.basicConfig(format="%(message)s")
+    logging.getLogger("pip._internal.index.collector").setLevel(logging.DEBUG)  # where indexes that fail are named
     try:
         outcome = fetch(*sys.argv[1:])
     except ImportError as error:
