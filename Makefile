@@ -11,7 +11,7 @@ PYTEST := $(BIN)/python -m pytest --numprocesses auto --maxprocesses 4
 NATIVE := CMakeLists.txt src/sdm/native/CMakeLists.txt $(wildcard $(foreach f,* */*,src/sdm/native/$(f).cpp src/sdm/native/$(f).h))
 
 .DEFAULT_GOAL := help
-.PHONY: help setup run test test-slow browser triton-test vllm-test sanitize bench triton-aot check format clean
+.PHONY: help setup run test test-slow browser notebook harness triton-test vllm-test sanitize bench triton-aot docs wheel check format clean
 
 help: ## list the targets
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 14
@@ -45,6 +45,21 @@ test-slow: setup ## run the tests that take minutes
 browser: setup ## look at a report's page in headless Chromium; screenshots go to build/screenshots
 	SDM_SCREENSHOTS=build/screenshots $(BIN)/python -m pytest tests/analysis/pages/test_browser.py
 
+notebook: setup ## run examples/tour.ipynb
+	$(BIN)/python -m pytest tests/test_notebook.py
+
+harness: build/harness/installed ## run the tests of lm-evaluation-harness, in an environment on top of .venv
+	build/harness/bin/python -m pytest -p no:cacheprovider tests/evaluation/test_harness.py
+
+# lm-eval brings some fifty packages. They are installed beside .venv, whose tests stay as they are.
+build/harness/installed: $(VENV)/installed constraints.txt
+	$(PYTHON) -m venv build/harness
+	packages=$$(build/harness/bin/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))') && \
+	shared=$$($(BIN)/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))') && \
+	echo "import site; site.addsitedir('$$shared')" > $$packages/shared.pth
+	build/harness/bin/python -m pip install --quiet --disable-pip-version-check --no-compile -c constraints.txt 'lm-eval[hf]'
+	@touch $@
+
 triton-test: setup ## run the kernels for GPUs through all tests of the ops, interpreted (many minutes)
 	$(PYTEST) -m 'slow or not slow' -k triton tests/ops
 
@@ -73,6 +88,19 @@ bench: setup ## run the benchmarks (minutes, on an idle machine) and write the t
 triton-aot: setup ## compile the kernels for GPUs that are not here, and write what they take into docs/performance.md
 	$(BIN)/python -m benchmarks.triton_aot
 
+docs: .venv-docs/installed ## build the site into build/site; warnings, broken links and anchors are errors
+	NO_MKDOCS_2_WARNING=1 .venv-docs/bin/mkdocs build --quiet
+	@echo build/site/index.html
+
+# It reads the sources and imports nothing of them: torch is not needed.
+.venv-docs/installed: constraints.txt Makefile
+	$(PYTHON) -m venv .venv-docs
+	.venv-docs/bin/python -m pip install --quiet --disable-pip-version-check -c constraints.txt mkdocs-material 'mkdocstrings[python]' ruff
+	@touch $@
+
+wheel: ## build wheel and sdist into dist/, and test both in fresh environments, with and without a compiler
+	tests/packages.sh
+
 check: setup ## lint, formatting and types
 	$(BIN)/ruff check
 	$(BIN)/ruff format --check
@@ -83,4 +111,4 @@ format: setup ## rewrite the sources in the project's format
 	$(BIN)/ruff format
 
 clean: ## remove what the build made
-	rm -rf build $(VENV) .venv-vllm .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf build dist $(VENV) .venv-vllm .venv-docs .pytest_cache .mypy_cache .ruff_cache .hypothesis

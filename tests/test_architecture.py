@@ -129,8 +129,8 @@ def test_core_import_needs_torch_alone(module: str) -> None:
 PUBLIC = {
     sdm: {
         *("MemoryState", "SDMCache", "SDMConfig", "SDMForCausalLM", "SDMModel", "SparseDeltaMemory"),
-        *("Session", "__version__", "analysis", "cost", "graft", "ladder", "load_grafted", "ops", "ungraft"),
-        "optimize_for_decoding",
+        *("Session", "__version__", "analysis", "cost", "example_model", "graft", "ladder", "load_grafted"),
+        *("ops", "optimize_for_decoding", "ungraft"),
     },
     sdm.ops: {
         *("available_backends", "product_key_topk", "gated_delta_rule", "gated_delta_step_"),

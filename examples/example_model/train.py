@@ -1,4 +1,4 @@
-"""Train the model of `sdm.example_model()`: about an hour on one core.
+"""Train the model of `sdm.example_model()`: a few minutes on an idle core.
 
     python examples/example_model/train.py FOLDER
 
@@ -25,6 +25,8 @@ import torch.nn.functional as F
 
 import sdm
 from sdm.data import Tokenizer, load_tokenizer, open_source, train_bpe
+from sdm.files import read_json, write_json
+from sdm.models.manifest import MANIFEST, write_manifest
 from sdm.run.config import OptimConfig
 from sdm.run.export import export_model
 from sdm.training.optimizer import make_optimizer, set_learning_rate
@@ -158,11 +160,21 @@ def accuracy(model: sdm.SDMForCausalLM, conversations: Conversations, facts: int
     return right / asked
 
 
+def package(folder: Path) -> None:
+    """Leave out the file of code: the package is that code, and Python would compile the file beside the weights."""
+    (folder / "modeling_sdm.py").unlink()
+    config = read_json(folder / "config.json")
+    del config["auto_map"]
+    write_json(folder / "config.json", config)
+    (folder / MANIFEST).unlink()
+    write_manifest(folder)
+
+
 def main() -> None:
     """Train the model and export it into FOLDER/model."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("folder", type=Path)
-    parser.add_argument("--steps", type=int, default=1500)
+    parser.add_argument("--steps", type=int, default=500)
     parser.add_argument("--lr", type=float, default=5e-3)
     parser.add_argument("--seed", type=int, default=0)
     options = parser.parse_args()
@@ -213,9 +225,9 @@ def main() -> None:
                 f"facts <= {largest} {time.time() - begin:.0f} s",
                 flush=True,
             )
-        if step % 200 == 199 or step == options.steps - 1:
+        if step % 50 == 49 or step == options.steps - 1:
             model.eval()
-            export_model(model, tokenizer, options.folder / "model", chat_template=True)
+            package(export_model(model, tokenizer, options.folder / "model", chat_template=True))
             held_out = Conversations(words, tokenizer, training, 10**6)
             print(f"right: {accuracy(model, held_out, 4):.3f} of few, {accuracy(model, held_out, LARGEST):.3f} of many")
             model.train()

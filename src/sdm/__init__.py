@@ -19,6 +19,7 @@ if TYPE_CHECKING:
         SDMForCausalLM,
         SDMModel,
         cost,
+        example_model,
         graft,
         ladder,
         load_grafted,
@@ -26,11 +27,11 @@ if TYPE_CHECKING:
     )
     from sdm.session import Session
 
-__version__ = "0.1.0"
+__version__ = "0.1.0"  # the only place: pyproject.toml reads it here
 
 _MODELS = (
     *("MemoryState", "SDMCache", "SDMConfig", "SDMForCausalLM", "SDMModel"),
-    *("cost", "graft", "ladder", "load_grafted", "ungraft"),
+    *("cost", "example_model", "graft", "ladder", "load_grafted", "ungraft"),
 )
 
 __all__ = [
@@ -44,6 +45,7 @@ __all__ = [
     "__version__",
     "analysis",
     "cost",
+    "example_model",
     "graft",
     "ladder",
     "load_grafted",

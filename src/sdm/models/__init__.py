@@ -3,6 +3,7 @@
 from sdm.models.cache import SDMCache
 from sdm.models.configuration import SDMConfig
 from sdm.models.cost import Cost, cost
+from sdm.models.example import example_model
 from sdm.models.graft import graft, ungraft
 from sdm.models.grafted_model import load_grafted, register_grafted
 from sdm.models.ladder import ladder
@@ -23,6 +24,7 @@ __all__ = [
     "SDMForTokenClassification",
     "SDMModel",
     "cost",
+    "example_model",
     "graft",
     "ladder",
     "load_grafted",

@@ -9,7 +9,7 @@ from typing import Any
 from sdm.data.config import TextConfig
 from sdm.data.loader import open_data
 from sdm.data.tokenization import Tokenizer, load_tokenizer
-from sdm.models import SDMConfig, SDMForCausalLM
+from sdm.models import SDMConfig, SDMForCausalLM, example
 from sdm.models.causal_lm import load_foreign_model
 from sdm.models.fingerprint import architecture
 from sdm.models.manifest import check_manifest
@@ -32,13 +32,15 @@ class SavedModel:
     A finished run has its export; an unfinished one its newest good checkpoint, which is newer than any export.
 
     Args:
-        path: the folder of a model or of a run.
+        path: the folder of a model or of a run, or "example" for the model that the package holds.
 
     Raises:
         TrainingError: the folder is neither.
     """
 
     def __init__(self, path: Path) -> None:
+        if path == Path(example.NAME) and not path.exists():
+            path = example.FOLDER
         self.path = path
         run = Run(path)
         self._run = run if run.exists() and not run.is_finished() else None

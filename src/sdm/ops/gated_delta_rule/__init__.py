@@ -42,7 +42,8 @@ def gated_delta_rule(
     Nothing is scaled or normalised inside: a caller who wants unit keys, or queries times K^-0.5, does it first.
 
     Args:
-        query, key: `[B,T,H,K]`.
+        query: `[B,T,H,K]`.
+        key: `[B,T,H,K]`.
         value: `[B,T,H,D]`.
         beta: `[B,T,H]`, in [0, 1] as a rule.
         log_decay: `[B,T,H]`, at most 0.
