@@ -49,7 +49,7 @@ notebook: setup ## run examples/tour.ipynb
 	$(BIN)/python -m pytest tests/test_notebook.py
 
 harness: build/harness/installed ## run the tests of lm-evaluation-harness, in an environment on top of .venv
-	build/harness/bin/python -m pytest -p no:cacheprovider tests/evaluation/test_harness.py
+	build/harness/bin/python -m pytest --numprocesses 2 -p no:cacheprovider tests/evaluation/test_harness.py
 
 # lm-eval brings some fifty packages. They are installed beside .venv, whose tests stay as they are.
 build/harness/installed: $(VENV)/installed constraints.txt

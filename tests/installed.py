@@ -29,7 +29,7 @@ def main(sources: str, without_core: bool) -> None:
     layer(torch.randn(2, 20, 32)).square().mean().backward()
     assert all(parameter.grad is not None for parameter in layer.parameters())
     model, tokenizer = sdm.example_model()
-    ids = tokenizer("def ", return_tensors="pt")
+    ids = tokenizer("One of the special", return_tensors="pt")
     assert model.generate(**ids, max_new_tokens=3, do_sample=False).shape[1] > ids["input_ids"].shape[1]
 
     for arguments in (["--version"], ["--help"], ["ladder"], ["info", "example", "--json"]):

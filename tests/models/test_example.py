@@ -12,15 +12,21 @@ from sdm.models.example import FOLDER
 from sdm.models.manifest import check_manifest, read_manifest
 from sdm.run.model import SavedModel
 
-FACTS = {"door": "green", "window": "red", "table": "blue", "name": "first", "line": "new"}
+FACTS = {"window": "1234567", "river": "9081726"}
 
 
-def ask(session: sdm.Session, line: str) -> str:
-    """What the model answers to a line."""
-    session.add(f"user: {line}\nassistant:")
-    answer = "".join(piece.text for piece in session.generate(16))
-    session.add("\n")
-    return answer.strip()
+def tell(session: sdm.Session, name: str, number: str) -> None:
+    session.add(f" One of the special magic numbers for {name} is: {number}.")
+
+
+def ask(session: sdm.Session, name: str) -> str:
+    """What the model answers; the session stays as it was."""
+    mark = session.mark()
+    session.add(f" What is the special magic number for {name} mentioned in the provided text?")
+    session.add(f" The special magic number for {name} mentioned in the provided text is")
+    answer = "".join(piece.text for piece in session.generate(12))
+    session.rewind(mark)
+    return answer
 
 
 def test_is_complete_and_small() -> None:
@@ -31,14 +37,16 @@ def test_is_complete_and_small() -> None:
     assert sum((FOLDER / name).stat().st_size for name in names) < 10 * 2**20
 
 
-def test_remembers_facts() -> None:
-    """Facts that were told one after the other, asked for in another order."""
+def test_remembers_facts_behind_other_text() -> None:
+    """Behind more tokens than it was trained on, and than its attention sees."""
     model, tokenizer = sdm.example_model()
     session = sdm.Session(model, tokenizer)
-    for noun, value in FACTS.items():
-        ask(session, f"the {noun} is {value}.")
-    right = [value in ask(session, f"what is the {noun}?") for noun, value in reversed(FACTS.items())]
-    assert sum(right) >= len(FACTS) - 1
+    for name, number in FACTS.items():
+        tell(session, name, number)
+    session.add(" The grass is green. The sky is blue. The sun is yellow. Here we go. There and back again." * 20)
+    assert session.length > 512
+    for name, number in FACTS.items():
+        assert number in ask(session, name)
 
 
 def test_commands_take_it_by_name(
@@ -47,8 +55,8 @@ def test_commands_take_it_by_name(
     monkeypatch.chdir(tmp_path)
     main(["info", "example"])
     assert "1 x sdm" in capsys.readouterr().out
-    main(["generate", "example", "--prompt", "def ", "--max-new-tokens", "3"])
-    main(["trace", "example", "--prompt", "user: the door is green."])
+    main(["generate", "example", "--prompt", "One of", "--max-new-tokens", "3"])
+    main(["trace", "example", "--prompt", "One of the special magic numbers for window is: 1234567."])
     assert (tmp_path / "trace.html").is_file()
 
 

@@ -15,8 +15,8 @@ FOLDER = Path(__file__).parent / "example_model"
 def example_model() -> tuple[SDMForCausalLM, Any]:
     """Return the example model, in evaluation mode, and its tokenizer.
 
-    It remembers facts in the form "the door is green." and continues Python code badly; docs/example-model.md says what
-    it was trained on and what it can do. The commands take it under the name `example`.
+    It finds numbers by name in text, in the words of RULER's needle tasks, and can do nothing else;
+    docs/example-model.md says what it was trained on. The commands take it under the name `example`.
 
     Returns:
         The model and a tokenizer of transformers.
