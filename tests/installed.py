@@ -7,6 +7,7 @@ import sys
 import warnings
 from importlib.metadata import metadata, version
 from pathlib import Path
+from typing import Any
 
 
 def main(sources: str, without_core: bool) -> None:
@@ -28,7 +29,8 @@ def main(sources: str, without_core: bool) -> None:
     layer = sdm.SparseDeltaMemory(32, num_slots=64, num_writes=4, num_reads=4)
     layer(torch.randn(2, 20, 32)).square().mean().backward()
     assert all(parameter.grad is not None for parameter in layer.parameters())
-    model, tokenizer = sdm.example_model()
+    loaded: tuple[Any, Any] = sdm.example_model()
+    model, tokenizer = loaded
     ids = tokenizer("One of the special", return_tensors="pt")
     assert model.generate(**ids, max_new_tokens=3, do_sample=False).shape[1] > ids["input_ids"].shape[1]
 
