@@ -189,6 +189,24 @@ def test_a_pool_shrinks_around_the_streams_that_stay() -> None:
     assert pool.used_rows == 0
 
 
+@pytest.mark.skipif(not Path("/proc/self/statm").exists(), reason="reads /proc")
+def test_sessions_that_come_and_go_leave_no_memory() -> None:
+    """benchmarks/sessions.py does this with a thousand sessions at the width of level 1."""
+    model = tiny_model(num_slots=16384)
+
+    def use(count: int) -> int:
+        for _ in range(count):
+            session = session_of(model, tokens(5).tolist())
+            run(session, 2)
+            session.fork()
+            session.close()
+        gc.collect()
+        return int(Path("/proc/self/statm").read_text().split()[1])
+
+    before = use(50)
+    assert use(200) <= 1.01 * before
+
+
 def test_sessions_that_come_and_go_do_not_copy_the_table() -> None:
     """A pool that has room for a session keeps it: the initial table is copied once, when the pool first grows."""
     model = tiny_model(num_slots=4096)

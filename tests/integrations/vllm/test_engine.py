@@ -46,10 +46,13 @@ def serve() -> Iterator[Serve]:
     gc.collect()
 
 
-def served(engine: Any, prompts: list[list[int]], new: int = NEW) -> list[list[int]]:
+def generate(engine: Any, prompts: list[list[int]], new: int = NEW) -> list[Any]:
     greedy = vllm.SamplingParams(max_tokens=new, temperature=0, ignore_eos=True)
-    outputs = engine.generate([{"prompt_token_ids": ids} for ids in prompts], greedy, use_tqdm=False)
-    return [list(output.outputs[0].token_ids) for output in outputs]
+    return engine.generate([{"prompt_token_ids": ids} for ids in prompts], greedy, use_tqdm=False)
+
+
+def served(engine: Any, prompts: list[list[int]], new: int = NEW) -> list[list[int]]:
+    return [list(output.outputs[0].token_ids) for output in generate(engine, prompts, new)]
 
 
 def pools(engine: Any) -> list[StatePool]:
@@ -67,15 +70,9 @@ def test_64_prompts_at_once(tmp_path: Path, serve: Serve, chunked: bool) -> None
 
 @pytest.mark.parametrize("stack", [name for name in STACKS if name != "sdm"])
 def test_every_stack(tmp_path: Path, serve: Serve, stack: str) -> None:
-    model = save(tmp_path, stack)
+    model = save(tmp_path, stack, tie_word_embeddings=stack == "convolved")
     prompts = prompts_of([1, 2, 7, 40, 90, 33])
     assert served(serve(tmp_path, max_num_batched_tokens=64), prompts) == expected(model, prompts)
-
-
-def test_tied_embeddings(tmp_path: Path, serve: Serve) -> None:
-    model = save(tmp_path, tie_word_embeddings=True)
-    prompts = prompts_of([1, 12, 50])
-    assert served(serve(tmp_path), prompts) == expected(model, prompts)
 
 
 def test_rows_are_reused_and_mutations_are_caught(
@@ -97,7 +94,7 @@ def test_rows_are_reused_and_mutations_are_caught(
     def lost(pool: StatePool, x: torch.Tensor, spans: Any) -> torch.Tensor:
         before = pool.states.map(torch.clone)
         for span in spans:
-            if span.fresh:
+            if span.source is None:
                 restart(pool, span.row)
                 _keep(before.map(lambda part, row=span.row: part[row : row + 1]), pool.start)
         y = mix(pool, x, spans)
@@ -114,6 +111,25 @@ def test_rows_are_reused_and_mutations_are_caught(
     assert served(engine, prompts) == want
 
 
+@pytest.mark.parametrize(("stack", "states"), [("mixed", 40), ("mixed", 3), ("sdm", 3), ("all_recurrent", 5)])
+def test_prefix_caching(tmp_path: Path, serve: Serve, stack: str, states: int) -> None:
+    """Prompts that share beginnings and conversations that go on; with few states, those of prefixes give way."""
+    model = save(tmp_path, stack)
+    caching = {"sdm_prefix_caching": True, "sdm_state_gib": state_gib(model, states)}
+    engine = serve(tmp_path, additional_config=caching, block_size=32, max_num_batched_tokens=90, max_num_seqs=4)
+    shared = prompts_of([140, 133])
+    tails = prompts_of([20, 1] * 4)
+    prompts = [shared[place % 2][: 140 - 20 * (place // 4)] + tail for place, tail in enumerate(tails)]
+    hits = 0
+    for _ in range(2):
+        outputs = generate(engine, prompts)
+        answers = [list(output.outputs[0].token_ids) for output in outputs]
+        assert answers == expected(model, prompts)
+        hits += sum(output.num_cached_tokens or 0 for output in outputs)
+        prompts = [prompt + answer + [7] for prompt, answer in zip(prompts, answers, strict=True)]
+    assert hits >= (64 * 10 if states == 40 else 1)
+
+
 def test_preemption(tmp_path: Path, serve: Serve, monkeypatch: pytest.MonkeyPatch) -> None:
     """With few pages for keys, running sequences are put back and start again from the initial state."""
     from vllm.v1.core.sched.scheduler import Scheduler
@@ -128,25 +144,6 @@ def test_preemption(tmp_path: Path, serve: Serve, monkeypatch: pytest.MonkeyPatc
     engine = serve(tmp_path, max_num_seqs=6, num_gpu_blocks_override=22)
     assert served(engine, prompts, 40) == expected(model, prompts, 40)
     assert preempted
-
-
-def test_samples_logprobs_and_stop_strings(tmp_path: Path, serve: Serve) -> None:
-    model = save(tmp_path)
-    engine = serve(tmp_path)
-    prompt = prompts_of([20])[0]
-    request = [{"prompt_token_ids": prompt}]
-    several = vllm.SamplingParams(n=3, temperature=1.0, seed=1, max_tokens=12, logprobs=0, ignore_eos=True)
-    for sample in engine.generate(request, several, use_tqdm=False)[0].outputs:
-        ids = list(sample.token_ids)
-        with torch.no_grad():
-            logits = model(torch.tensor([prompt + ids])).logits[0, len(prompt) - 1 : -1]
-        want = logits.log_softmax(-1).gather(1, torch.tensor(ids)[:, None])[:, 0]
-        got = torch.tensor([step[token].logprob for step, token in zip(sample.logprobs, ids, strict=True)])
-        torch.testing.assert_close(got, want, rtol=1e-3, atol=1e-4)
-    text = tiny_tokenizer().decode(expected(model, [prompt])[0], skip_special_tokens=True)
-    stop = text[4:6]
-    greedy = vllm.SamplingParams(temperature=0, max_tokens=NEW, stop=[stop], ignore_eos=True)
-    assert engine.generate(request, greedy, use_tqdm=False)[0].outputs[0].text == text[: text.index(stop)]
 
 
 def trained(steps: int = 150) -> tuple[SDMForCausalLM, list[int]]:

@@ -13,19 +13,15 @@ from vllm.v1.attention.backend import (
     AttentionMetadataBuilder,
     CommonAttentionMetadata,
 )
-from vllm.v1.attention.backends.utils import mamba_get_block_table_tensor
+
+from sdm.integrations.vllm.pool import Span, spans_of
 
 
 @dataclasses.dataclass
 class SDMMetadata:
-    """The sequences of a step, in the order of their tokens."""
+    """The tokens of a step; the rows of the spans are blocks of vLLM's. The second stage continues the first."""
 
-    starts: list[int]
-    """[sequences + 1] offsets of their tokens."""
-    fresh: list[bool]
-    """Whether no token of the sequence is computed; so it is too for a request that was preempted."""
-    blocks: list[int]
-    """The block of vLLM's that stands for the sequence's state."""
+    stages: tuple[list[Span], list[Span]]
     num_actual_tokens: int
 
 
@@ -47,18 +43,16 @@ class SDMMetadataBuilder(AttentionMetadataBuilder[SDMMetadata]):
         **_: Any,
     ) -> SDMMetadata:
         """Return the metadata of one step."""
-        given = common_attn_metadata
-        blocks = mamba_get_block_table_tensor(
-            given.block_table_tensor,
-            given.seq_lens,
-            self.kv_cache_spec,
-            self.vllm_config.cache_config.mamba_cache_mode,
-        )[:, 0]
+        given, size = common_attn_metadata, self.kv_cache_spec.block_size
         count = given.num_reqs
         starts = given.query_start_loc_cpu[: count + 1].tolist()
         lengths = given.seq_lens[:count].tolist()
-        fresh = [n - (end - start) <= 0 for n, (start, end) in zip(lengths, itertools.pairwise(starts), strict=True)]
-        return SDMMetadata(starts, fresh, blocks[:count].tolist(), given.num_actual_tokens)
+        tables = given.block_table_tensor[:count].tolist()
+        stages: tuple[list[Span], list[Span]] = ([], [])
+        for (start, end), length, table in zip(itertools.pairwise(starts), lengths, tables, strict=True):
+            for stage, span in zip(stages, spans_of(start, end, length, table, size), strict=False):
+                stage.append(span)
+        return SDMMetadata(stages, given.num_actual_tokens)
 
 
 class SDMBackend(AttentionBackend):

@@ -16,7 +16,7 @@ logger = init_logger("vllm.plugins.sdm")  # vLLM shows its own loggers only
 
 
 class SDMOptions(VerifyAndUpdateConfig):
-    """Refuses the options that would give wrong tokens, and turns prefix caching off."""
+    """Refuses the options that would give wrong tokens, and turns prefix caching off unless it is asked for."""
 
     @classmethod
     def verify_and_update_config(cls, vllm_config: Any) -> None:
@@ -34,9 +34,25 @@ class SDMOptions(VerifyAndUpdateConfig):
             size = getattr(vllm_config.parallel_config, name)
             if size > 1:
                 raise ValueError(f"{name} must be 1 for models of sparse-delta-memory, got {size}")
-        if vllm_config.cache_config.enable_prefix_caching:
-            logger.warning("enable_prefix_caching is turned off: a memory is not stored for each prefix")
-            vllm_config.cache_config.enable_prefix_caching = False
+        cache = vllm_config.cache_config
+        if cache.enable_prefix_caching and not prefix_caching(vllm_config.additional_config):
+            logger.warning(
+                "enable_prefix_caching is turned off: states of prefixes take room and are copied; "
+                'additional_config = {"sdm_prefix_caching": true} turns it on'
+            )
+            cache.enable_prefix_caching = False
+
+
+def prefix_caching(additional_config: Any) -> bool:
+    """Return whether the engine's `additional_config` asks for states of prefixes.
+
+    Raises:
+        ValueError: it is neither true nor false.
+    """
+    given = additional_config.get("sdm_prefix_caching", False) if isinstance(additional_config, dict) else False
+    if not isinstance(given, bool):
+        raise ValueError(f"sdm_prefix_caching in additional_config must be true or false, got {given!r}")
+    return given
 
 
 def register_with_engine() -> None:

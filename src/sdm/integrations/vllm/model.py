@@ -7,7 +7,6 @@ a new layer type needs nothing here.
 from __future__ import annotations
 
 import dataclasses
-import itertools
 from collections.abc import Iterable
 from typing import Any
 
@@ -35,6 +34,7 @@ from sdm.models.layer_types import LAYER_TYPES
 logger = init_logger("vllm.plugins.sdm")  # vLLM shows its own loggers only
 
 DEFAULT_STATE_GIB = 4.0
+ROWS_PER_SEQUENCE = 4  # with prefix caching: states beyond those of the running sequences are of prefixes
 _PAGE = 1 << 16  # without attention layers, pages of four bytes would make 10^8 blocks
 
 
@@ -96,6 +96,10 @@ class PooledMixer(nn.Module, MambaBase):
         spec = super().get_kv_cache_spec(vllm_config)
         fields = {field.name: getattr(spec, field.name) for field in dataclasses.fields(spec)}
         fields["page_size_padded"] = fields["page_size_padded"] or _PAGE
+        cache, longest = vllm_config.cache_config, vllm_config.model_config.max_model_len
+        caching = cache.enable_prefix_caching
+        fields["block_size"] = cache.block_size if caching else longest
+        fields["mamba_cache_mode"] = "align" if caching else "none"  # blocks of tokens have hashes of their own
         return SDMSpec(**fields, num_rows=self.num_rows)
 
     def bind_kv_cache(self, kv_cache: Any) -> None:
@@ -108,12 +112,14 @@ class PooledMixer(nn.Module, MambaBase):
         metadata = get_forward_context().attn_metadata
         if metadata is None or self.pool is None:  # vLLM measures memory before there are sequences
             return x
-        step = metadata[self.prefix]
-        spans = [
-            Span(start, end, self._row(block), fresh)
-            for (start, end), block, fresh in zip(itertools.pairwise(step.starts), step.blocks, step.fresh, strict=True)
-        ]
-        return self.pool.mix(x, spans)
+        y = torch.zeros_like(x)
+        for stage in metadata[self.prefix].stages:
+            spans = [
+                Span(span.start, span.end, self._row(span.row), None if span.source is None else self._row(span.source))
+                for span in stage
+            ]
+            self.pool.mix(x, spans, y)
+        return y
 
     def _row(self, block: int) -> int:
         row = self._row_of_block.setdefault(block, len(self._row_of_block))
@@ -170,6 +176,7 @@ class VllmForCausalLM(nn.Module, HasInnerState, IsHybrid):
         if config.tie_word_embeddings:
             self.lm_head = self.lm_head.tie_weights(self.model.embed_tokens)
         self.logits_processor = LogitsProcessor(config.vocab_size)
+        vllm_config.cache_config.mamba_cache_mode = "none"  # so that the runner does not copy states
         self._share_out(vllm_config)
 
     @classmethod
@@ -237,6 +244,8 @@ class VllmForCausalLM(nn.Module, HasInnerState, IsHybrid):
         gib = state_gib(vllm_config.additional_config)
         per_sequence = sum(mixer.layer.start_state(1).nbytes for mixer in mixers)
         most = vllm_config.scheduler_config.max_num_seqs
+        if vllm_config.cache_config.enable_prefix_caching:
+            most *= ROWS_PER_SEQUENCE
         rows = rows_within(int(gib * 2**30), per_sequence, most)
         for mixer in mixers:
             mixer.num_rows = rows
@@ -245,7 +254,7 @@ class VllmForCausalLM(nn.Module, HasInnerState, IsHybrid):
             rows,
             per_sequence / 2**20,
             gib,
-            most,
+            vllm_config.scheduler_config.max_num_seqs,
         )
 
 

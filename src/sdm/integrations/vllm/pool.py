@@ -13,16 +13,39 @@ from torch import Tensor
 
 from sdm.layers import LayerState, SequenceLayer
 
+NULL_BLOCK = 0
+"""The block of vLLM's that stands for no state."""
+
 
 @dataclasses.dataclass(frozen=True)
 class Span:
-    """The tokens start:end of a batch, which continue the sequence whose state is in `row`."""
+    """The tokens start:end of a batch, behind which the state of their sequence is in `row`."""
 
     start: int
     end: int
     row: int
-    fresh: bool
-    """Whether no token of the sequence came before, so that its state is the initial one."""
+    source: int | None
+    """The row of the state before them, `row` itself or another one that stays as it is; None: the initial state."""
+
+
+def spans_of(start: int, end: int, length: int, table: Sequence[int], block_size: int) -> list[Span]:
+    """Return the span of a sequence in a step, cut in two behind the last block whose state is kept.
+
+    Args:
+        start: where its tokens begin in the step.
+        end: where they end.
+        length: tokens of the sequence, those of the step included.
+        table: for each block of tokens, which block of vLLM's stands for the state behind it, or `NULL_BLOCK`.
+        block_size: tokens of a block.
+    """
+    before = length - (end - start)
+    first, last = max(0, (before - 1) // block_size), (length - 1) // block_size
+    source = None if before == 0 else table[first]
+    kept = next((place for place in range(last - 1, first - 1, -1) if table[place] != NULL_BLOCK), None)
+    if kept is None or before >= (kept + 1) * block_size:
+        return [Span(start, end, table[last], source)]
+    cut = start + (kept + 1) * block_size - before
+    return [Span(start, cut, table[kept], source), Span(cut, end, table[last], table[kept])]
 
 
 class StatePool:
@@ -34,15 +57,17 @@ class StatePool:
         self.states = self.start.map(lambda x: x.new_empty((rows, *x.shape[1:])))
 
     @torch.no_grad()
-    def mix(self, x: Tensor, spans: Sequence[Span]) -> Tensor:
-        """Mix tokens x [tokens,hidden_size], those of each span behind the state of its sequence.
+    def mix(self, x: Tensor, spans: Sequence[Span], y: Tensor | None = None) -> Tensor:
+        """Mix tokens x [tokens,hidden_size], those of each span behind the state of its sequence, into y or zeros.
 
         Sequences with one token and neighbouring rows are stepped together; the others one after the other.
         """
-        y = torch.zeros_like(x)
+        y = torch.zeros_like(x) if y is None else y
         for span in spans:
-            if span.fresh:
+            if span.source is None:
                 self._restart(span.row)
+            elif span.source != span.row:
+                self._fork(span.source, span.row)
         for run in neighbours(span for span in spans if span.end - span.start == 1):
             places = torch.tensor([span.start for span in run], device=x.device)
             before = self._rows(run[0].row, run[-1].row + 1)
@@ -62,6 +87,9 @@ class StatePool:
 
     def _restart(self, row: int) -> None:
         _keep(self._rows(row, row + 1), self.start)
+
+    def _fork(self, source: int, row: int) -> None:
+        _keep(self._rows(row, row + 1), self._rows(source, source + 1))
 
 
 def _keep(before: LayerState, after: LayerState) -> None:
