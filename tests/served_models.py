@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 
+from sdm.layers.attention import GatedAttention
 from sdm.models import SDMForCausalLM
 from tiny_models import VOCABULARY, tiny_model
 from tiny_tokenizer import tiny_tokenizer
@@ -33,5 +34,5 @@ def expected(model: Any, prompts: list[list[int]], new: int = NEW) -> list[list[
 
 def state_gib(model: SDMForCausalLM, sequences: int) -> float:
     """The memory for states that holds so many sequences, and the initial state."""
-    recurrent = [block.mixer for block in model.model.layers if hasattr(block.mixer, "sparse_tables")]
+    recurrent = [block.mixer for block in model.model.layers if not isinstance(block.mixer, GatedAttention)]
     return (sequences + 1) * sum(mixer.start_state(1).nbytes for mixer in recurrent) / 2**30

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -109,8 +110,27 @@ def test_rows_are_shared_and_given_back() -> None:
     assert session.shared_nbytes == 0
 
 
-def test_refusals() -> None:
+@pytest.mark.parametrize("build", [llama, mistral, windowed], ids=lambda build: build.__name__)
+def test_saving_and_loading(build: Any, tmp_path: Path) -> None:
+    model = build()
+    prompt = prompts(15)[0]
+    session = session_of(model, prompt)
+    session.save(tmp_path / "fresh.sdm")  # nothing was generated
+    answer = run(session, 5)
+    session.save(tmp_path / "a.sdm")
+    loaded = sdm.Session.load(tmp_path / "a.sdm", model)
+    assert loaded.length == session.length
+    assert loaded.slots == session.slots, "the tables are in the pool again"
+    assert answer + run(loaded, 7) == generated(model, prompt)
+    assert run(sdm.Session.load(tmp_path / "fresh.sdm", model)) == generated(model, prompt)
+    with pytest.raises(ValueError, match="another model"):
+        sdm.Session.load(tmp_path / "a.sdm", build())
+
+
+def test_refusals(tmp_path: Path) -> None:
     model = llama()
+    with pytest.raises(ValueError, match="a state behind its first token"):
+        session_of(model, [1]).save(tmp_path / "a.sdm")
     with pytest.raises(ValueError, match="history is not available for grafted models"):
         sdm.Session(model, history=4)
     with pytest.raises(ValueError, match="vocab_size - 1 = 63, got 64"):

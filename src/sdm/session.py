@@ -400,6 +400,10 @@ class Session:
         if not self._pending and self.length:  # logits are not part of a state
             self._read_again_from(self._mark_before(self.length - 1, 1), len(self._ids))
             self._read_all_but_last()
+        if not isinstance(self._cache_now(), SDMCache):
+            self._read_all_but_last()
+            if self._seen == 0:
+                raise ValueError("a grafted model's session has a state behind its first token: add more, or generate")
         return MemoryState.from_cache(self.model, dense_cache(self.model, self._cache_now()), pending=self._pending)
 
     def save(self, path: str | PathLike[str], overwrite: bool = False) -> None:
@@ -450,10 +454,8 @@ class Session:
         if self._batch is not None:
             self._batch.leave(self)
         pools = [table.pool for table in self._tables()]
-        if isinstance(self._cache, SDMCache):
-            self._cache.use_journal(None)
-        self._cache.layers = []
-        self._marks, self._ids, self._pending, self._logits, self._seen = [], [], [], None, 0
+        self._cache.layers, self._marks, self._ids, self._pending = [], [], [], []
+        self._logits, self._seen = None, 0
         self._broken = True
         for pool in pools:
             pool.collect()

@@ -10,7 +10,7 @@ import copy
 from typing import Any
 
 from torch import Tensor
-from transformers import Cache, DynamicCache
+from transformers import Cache
 from transformers.cache_utils import CacheLayerMixin, DynamicLayer
 
 from sdm.layers.row_pool import dense, forked, pooled, start_pooled
@@ -30,7 +30,7 @@ def is_servable(model: object) -> bool:
 def empty_cache(model: Any) -> Cache:
     """Return a cache without tokens of the kind that the model takes."""
     if isinstance(model, GraftedModel):
-        return model.prepare_cache(DynamicCache(config=model.config.get_text_config(decoder=True)))  # type: ignore[attr-defined]
+        return model.new_cache()
     return SDMCache(model.config)
 
 
