@@ -207,6 +207,16 @@ def test_sessions_that_come_and_go_leave_no_memory() -> None:
     assert use(200) <= 1.01 * before
 
 
+def test_closing_gives_back_what_the_history_keeps() -> None:
+    model = tiny_model(num_slots=4096)
+    layer = next(block.mixer for block in model.model.layers if hasattr(block.mixer, "sparse_tables"))
+    session = session_of(model, tokens(5).tolist(), history=20)
+    run(session, 10)
+    session.close()
+    assert pool_of(layer).used_rows == 0
+    assert session.nbytes == session.length == 0
+
+
 def test_sessions_that_come_and_go_do_not_copy_the_table() -> None:
     """A pool that has room for a session keeps it: the initial table is copied once, when the pool first grows."""
     model = tiny_model(num_slots=4096)

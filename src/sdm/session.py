@@ -23,6 +23,7 @@ from typing import Any, ParamSpec, TypeVar
 
 import torch
 from torch import Tensor
+from transformers import DynamicCache
 
 from sdm.files import locked
 from sdm.layers.row_pool import PooledTable, pooled_tables
@@ -454,7 +455,7 @@ class Session:
         if self._batch is not None:
             self._batch.leave(self)
         pools = [table.pool for table in self._tables()]
-        self._cache.layers, self._marks, self._ids, self._pending = [], [], [], []
+        self._cache, self._marks, self._ids, self._pending = DynamicCache(), [], [], []
         self._logits, self._seen = None, 0
         self._broken = True
         for pool in pools:
