@@ -8,6 +8,7 @@ namespace {
 
 struct Case {
   int64_t S, T, H, K, D;  // T: of all documents, or of each of S rows
+  int64_t decays;         // of a token and head: 1 or K
   std::vector<int64_t> cu_seqlens;
   Numbers query, key, value, beta, log_decay, initial;
 
@@ -34,7 +35,8 @@ Case draw_case() {
   c.key = uniforms(cells * c.K, -0.3, 0.3);
   c.value = uniforms(cells * c.D, -1, 1);
   c.beta = uniforms(cells, 0, 1);
-  c.log_decay = uniforms(cells, -0.4, 0);
+  c.decays = integer(0, 1) ? c.K : 1;
+  c.log_decay = uniforms(cells * c.decays, -0.4, 0);
   c.initial = uniforms(c.S * c.H * c.K * c.D, -1, 1);
   return c;
 }
@@ -52,6 +54,7 @@ Call call_of(const Case& c, int threads) {
   call.heads = c.H;
   call.key_size = c.K;
   call.channels = c.D;
+  call.decay_size = c.decays;
   call.cu_seqlens = c.packed() ? c.cu_seqlens.data() : nullptr;
   return call;
 }
@@ -88,7 +91,10 @@ Outputs token_loop(const Case& c) {
         for (int64_t d = 0; d < c.D; ++d) {
           double* M = out.final_state.data() + (s * c.H + h) * c.K * c.D + d;
           double retrieved = 0, y = 0;
-          for (int64_t i = 0; i < c.K; ++i) retrieved += key[i] * (M[i * c.D] *= std::exp(c.log_decay[cell]));
+          for (int64_t i = 0; i < c.K; ++i) {
+            const double log_decay = c.log_decay[cell * c.decays + (c.decays > 1 ? i : 0)];
+            retrieved += key[i] * (M[i * c.D] *= std::exp(log_decay));
+          }
           const double u = c.beta[cell] * (c.value[cell * c.D + d] - retrieved);
           for (int64_t i = 0; i < c.K; ++i) y += query[i] * (M[i * c.D] += key[i] * u);
           out.y[cell * c.D + d] = y;

@@ -81,7 +81,8 @@ def sparse_in_place() -> Arguments:
 def gated_tokens(*lead: int) -> Arguments:
     dtype, K, D = random.choice(DTYPES[:2]), random.randint(1, 6), random.randint(1, 40)
     tokens = {name: torch.randn(*lead, size, dtype=dtype) for name, size in (("query", K), ("key", K), ("value", D))}
-    return tokens | {"beta": torch.rand(*lead, dtype=dtype), "log_decay": -torch.rand(*lead, dtype=dtype)}
+    decays = random.choice([lead, (*lead, K)])
+    return tokens | {"beta": torch.rand(*lead, dtype=dtype), "log_decay": -torch.rand(*decays, dtype=dtype)}
 
 
 def gated_rule() -> Arguments:

@@ -11,6 +11,7 @@ from transformers.models.qwen3_next.modeling_qwen3_next import (
 )
 
 from helpers import cpu_backends
+from sdm.ops import sparse_delta_rule, state_space
 from sdm.ops.gated_delta_rule import gated_delta_rule, gated_delta_step_
 from sdm.ops.gated_delta_rule.chunked import gated_delta_rule_chunked
 from sdm.ops.gated_delta_rule.inputs import Tokens
@@ -18,6 +19,7 @@ from sdm.ops.sequences import Call
 
 BACKENDS = cpu_backends("gated_delta_rule")
 FAST = [name for name in BACKENDS if name != "reference"]
+BOTH_DECAYS = pytest.mark.parametrize("by_channel", [False, True], ids=["per-head", "per-channel"])
 
 
 def make(
@@ -28,6 +30,7 @@ def make(
     channels: int = 7,
     *,
     strength: float = 0.2,
+    by_channel: bool = False,
     dtype: torch.dtype = torch.float32,
     seed: int = 0,
 ) -> list[Tensor]:
@@ -39,7 +42,7 @@ def make(
 
     query, keys = (torch.nn.functional.normalize(normal(batch, time, heads, key), dim=-1) for _ in range(2))
     value, beta = normal(batch, time, heads, channels), normal(batch, time, heads).sigmoid()
-    log_decay = -strength * normal(batch, time, heads).abs()
+    log_decay = -strength * normal(batch, time, heads, *([key] if by_channel else [])).abs()
     return [x.to(dtype) for x in (query, keys, value, beta, log_decay)]
 
 
@@ -90,33 +93,37 @@ def compare(inputs: list[Tensor], state: Tensor | None, backend: str, cu_seqlens
     [(1, 1, 1, 1, 1), (2, 3, 2, 5, 7), (1, 64, 1, 8, 8), (2, 65, 3, 6, 40), (1, 130, 2, 12, 33), (2, 17, 1, 64, 128)],
 )
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@BOTH_DECAYS
 def test_matches_the_reference(
-    backend: str, batch: int, time: int, heads: int, key: int, channels: int, dtype: torch.dtype
+    backend: str, batch: int, time: int, heads: int, key: int, channels: int, dtype: torch.dtype, by_channel: bool
 ) -> None:
-    inputs = make(batch, time, heads, key, channels, dtype=dtype)
+    inputs = make(batch, time, heads, key, channels, dtype=dtype, by_channel=by_channel)
     compare(inputs, None, backend)
     compare(inputs, state_like(inputs), backend)
     compare(inputs, state_like(inputs, batch), backend)
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
-@pytest.mark.parametrize("strength", [0.0, 1.0, 16.0, 50.0])
-def test_strong_and_no_decay(backend: str, strength: float) -> None:
-    inputs = make(2, 70, strength=strength)
+@pytest.mark.parametrize("strength", [0.0, 1.0, 5.0, 16.0, 50.0])
+@BOTH_DECAYS
+def test_strong_and_no_decay(backend: str, strength: float, by_channel: bool) -> None:
+    inputs = make(2, 70, strength=strength, by_channel=by_channel)
     compare(inputs, state_like(inputs), backend)
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
-def test_a_weak_decay_survives_beside_strong_ones(backend: str) -> None:
-    inputs = make(1, 200, strength=0.01)
+@BOTH_DECAYS
+def test_a_weak_decay_survives_beside_strong_ones(backend: str, by_channel: bool) -> None:
+    inputs = make(1, 200, strength=0.01, by_channel=by_channel)
     inputs[4][:, 10:60] = -50.0
     inputs[4][:, 120] = -50.0
     compare(inputs, state_like(inputs), backend)
 
 
 @pytest.mark.parametrize("backend", FAST)
-def test_no_tokens(backend: str) -> None:
-    inputs = make(2, 0)
+@BOTH_DECAYS
+def test_no_tokens(backend: str, by_channel: bool) -> None:
+    inputs = make(2, 0, by_channel=by_channel)
     state = state_like(inputs)
     y, final = gated_delta_rule(*inputs, initial_state=state, output_final_state=True, backend=backend)
     assert y.shape == (2, 0, 2, 7)
@@ -127,9 +134,9 @@ def test_no_tokens(backend: str) -> None:
 
 @pytest.mark.parametrize("backend", BACKENDS)
 @pytest.mark.parametrize("bounds", [[0, 70], [0, 1, 1, 33, 70], [0, 0, 64, 70, 70], [0, 5, 6, 70]])
-@pytest.mark.parametrize("integer", [torch.int32, torch.int64])
-def test_packed_documents(backend: str, bounds: list[int], integer: torch.dtype) -> None:
-    inputs = make(1, 70)
+@pytest.mark.parametrize(("integer", "by_channel"), [(torch.int32, False), (torch.int64, False), (torch.int64, True)])
+def test_packed_documents(backend: str, bounds: list[int], integer: torch.dtype, by_channel: bool) -> None:
+    inputs = make(1, 70, by_channel=by_channel)
     cu_seqlens = torch.tensor(bounds, dtype=integer)
     documents = len(bounds) - 1
     compare(inputs, None, backend, cu_seqlens)
@@ -151,8 +158,9 @@ def test_packed_documents(backend: str, bounds: list[int], integer: torch.dtype)
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
-def test_whole_equals_pieces_equals_steps(backend: str) -> None:
-    inputs = make(2, 90)
+@BOTH_DECAYS
+def test_whole_equals_pieces_equals_steps(backend: str, by_channel: bool) -> None:
+    inputs = make(2, 90, by_channel=by_channel)
     state = state_like(inputs, 2)
     whole, final = gated_delta_rule(*inputs, initial_state=state, output_final_state=True, backend=backend)
     assert final is not None
@@ -173,8 +181,9 @@ def test_whole_equals_pieces_equals_steps(backend: str) -> None:
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
-def test_gradcheck(backend: str) -> None:
-    inputs = make(1, 9, 2, 3, 4, dtype=torch.float64)
+@BOTH_DECAYS
+def test_gradcheck(backend: str, by_channel: bool) -> None:
+    inputs = make(1, 20 if by_channel else 9, 2, 3, 4, dtype=torch.float64, by_channel=by_channel)
     leaves = [x.requires_grad_() for x in (*inputs, state_like(inputs))]
 
     def call(*args: Tensor) -> tuple[Tensor, Tensor]:
@@ -183,7 +192,7 @@ def test_gradcheck(backend: str) -> None:
             *tokens,
             initial_state=state,
             output_final_state=True,
-            cu_seqlens=torch.tensor([0, 4, 9]),
+            cu_seqlens=torch.tensor([0, 2, inputs[0].shape[1]]),
             backend=backend,
         )
         assert final is not None
@@ -192,9 +201,10 @@ def test_gradcheck(backend: str) -> None:
     assert torch.autograd.gradcheck(call, leaves, eps=1e-6, atol=1e-7)
 
 
-@pytest.mark.parametrize("chunk", [1, 3, 16, 200])
-def test_chunk_size_changes_rounding_only(chunk: int) -> None:
-    tokens = Tokens(*make(2, 50, dtype=torch.float64))
+@pytest.mark.parametrize("chunk", [1, 3, 16, 33, 200])
+@BOTH_DECAYS
+def test_chunk_size_changes_rounding_only(chunk: int, by_channel: bool) -> None:
+    tokens = Tokens(*make(2, 50, dtype=torch.float64, by_channel=by_channel))
     state = state_like(list(tokens), 2)
     want = gated_delta_rule(*tokens, initial_state=state, output_final_state=True, backend="reference")
     for a, b in zip(gated_delta_rule_chunked(Call(tokens, state, state.shape[-2]), chunk), want, strict=True):
@@ -256,8 +266,9 @@ def test_views_and_partial_gradients(backend: str) -> None:
 
 @pytest.mark.skipif("native" not in BACKENDS, reason="the compiled core is missing")
 @pytest.mark.parametrize("channels", [24, 150])
-def test_threads_change_nothing(channels: int) -> None:
-    inputs = make(2, 40, 3, 16, channels)
+@BOTH_DECAYS
+def test_threads_change_nothing(channels: int, by_channel: bool) -> None:
+    inputs = make(2, 400, 3, 16, channels, by_channel=by_channel)
     results = []
     before = torch.get_num_threads()
     try:
@@ -271,14 +282,15 @@ def test_threads_change_nothing(channels: int) -> None:
 
 
 @pytest.mark.parametrize("backend", FAST)
-def test_compiles_to_one_graph(backend: str) -> None:
+@BOTH_DECAYS
+def test_compiles_to_one_graph(backend: str, by_channel: bool) -> None:
     @torch.compile(fullgraph=True, backend="aot_eager")
     def call(*args: Tensor) -> tuple[Tensor, Tensor]:
         y, final = gated_delta_rule(*args, output_final_state=True, backend=backend)
         assert final is not None
         return y, final
 
-    leaves = [x.requires_grad_() for x in make(2, 20)]
+    leaves = [x.requires_grad_() for x in make(2, 20, by_channel=by_channel)]
     want = gated_delta_rule(*leaves, output_final_state=True, backend="reference")
     got = call(*leaves)
     for a, b in zip(got, want, strict=True):
@@ -347,7 +359,8 @@ def test_bad_shapes() -> None:
         ({"value": value[0]}, ValueError, r"value must be \[B,T,H,D\], got shape \[4, 2, 7\]"),
         ({"value": value[..., :0]}, ValueError, "value must have at least one channel"),
         ({"beta": beta[..., None]}, ValueError, r"beta must be \[B,T,H\], here \(2, 4, 2\), got shape \[2, 4, 2, 1\]"),
-        ({"log_decay": log_decay[:1]}, ValueError, r"log_decay must be \[B,T,H\]"),
+        ({"log_decay": log_decay[:1]}, ValueError, r"log_decay must be \[B,T,H\], or \[B,T,H,K\] .*here \(2, 4, 2\) or"),
+        ({"log_decay": -value.abs()}, ValueError, r"got shape \[2, 4, 2, 7\]"),
         ({"value": value.long()}, TypeError, r"value must be a floating-point tensor, got torch\.int64"),
         ({"beta": 0.5}, TypeError, "beta must be a torch.Tensor, got float"),
         ({"key": key.to("meta")}, ValueError, "key is on meta, but value is on cpu"),
@@ -361,3 +374,59 @@ def test_bad_shapes() -> None:
     ]:
         with pytest.raises(kind, match=message):
             gated_delta_rule(**{**good, **change})  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_equal_decays_of_all_channels_are_a_decay_per_head(backend: str) -> None:
+    """Kimi Delta Attention with equal decays is Gated DeltaNet, and without decay DeltaNet."""
+    inputs = make(2, 90)
+    for log_decay in (inputs[4], torch.zeros_like(inputs[4])):
+        want = run([*inputs[:4], log_decay], state_like(inputs), backend)
+        got = run([*inputs[:4], log_decay.unsqueeze(-1).expand_as(inputs[1])], state_like(inputs), backend)
+        got[6] = got[6].sum(-1)
+        assert all(error(a, b) < 1e-5 for a, b in zip(got, want, strict=True))
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_it_is_a_sparse_delta_rule_that_writes_and_reads_every_slot(backend: str) -> None:
+    query, key, value, beta, log_decay = inputs = make(2, 70, by_channel=True)
+    slots = torch.arange(key.shape[-1]).expand_as(key)
+    state = state_like(inputs, 2)
+    tokens = (slots, key, value, beta, log_decay, slots, query)
+    want = sparse_delta_rule(*tokens, initial_state=state, output_final_state=True, backend="reference")
+    got = gated_delta_rule(*inputs, initial_state=state, output_final_state=True, backend=backend)
+    for a, b in zip(got, want, strict=True):
+        assert a is not None
+        assert b is not None
+        assert error(a, b) < 1e-5
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_a_step_with_a_decay_per_channel_is_in_place(backend: str, dtype: torch.dtype) -> None:
+    inputs = make(2, 1, by_channel=True)
+    state = state_like(inputs, 2).to(dtype)
+    want = gated_delta_rule(*inputs, initial_state=state, output_final_state=True, backend="reference")
+    y = gated_delta_step_(state, *(x[:, 0] for x in inputs), backend=backend)
+    assert want[1] is not None
+    assert error(y, want[0][:, 0]) < 1e-6
+    assert error(state, want[1]) < (4e-3 if dtype == torch.bfloat16 else 1e-6)
+    with pytest.raises(ValueError, match=r"log_decay must be \[B,H\], or \[B,H,K\]"):
+        gated_delta_step_(state, *(x[:, 0] for x in inputs[:4]), inputs[4][:, 0, :, :3])
+    with pytest.raises(ValueError, match="log_decay must be at most 0"):
+        gated_delta_step_(state, *(x[:, 0] for x in inputs[:4]), inputs[4][:, 0] + 3, backend=backend)
+
+
+def test_the_state_space_takes_a_decay_per_head() -> None:
+    with pytest.raises(ValueError, match=r"log_decay must be \[B,T,H\], here \(2, 4, 2\), got shape \[2, 4, 2, 5\]"):
+        state_space(*make(2, 4, by_channel=True))
+
+
+@pytest.mark.parametrize("backend", FAST)
+def test_channels_that_do_not_meet_an_infinity_stay_finite(backend: str) -> None:
+    """-inf forgets a channel: the others keep what they hold, in backward too."""
+    inputs = make(1, 40, by_channel=True, dtype=torch.float64)
+    inputs[4][:, 20, :, 1] = -torch.inf
+    want, got = (run(inputs, state_like(inputs), name) for name in ("reference", backend))
+    assert got[0].isfinite().all()
+    assert all(error(a, b) < 1e-12 for a, b in zip(got[:2], want[:2], strict=True))

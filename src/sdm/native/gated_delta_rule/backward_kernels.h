@@ -8,7 +8,8 @@
 //     dk     = G delta + q (delta . dy) + M' dr
 //     G'     = G + q dy^T + k dr^T             dlog_decay = <G', M'>,  G_before = decay G'
 //
-// so that the state after the token is not needed. The states before the tokens of one segment are recomputed from the
+// so that the state after the token is not needed. With a decay of each row (ByRow), dlog_decay of a row is the product
+// of this row of G' and of M'. The states before the tokens of one segment are recomputed from the
 // saved one and kept in the workspace. Channels meet only in sums over rows; a slab is worked through in groups of a few
 // vectors, whose part of the state and of its gradient fit the first-level cache together.
 #pragma once
@@ -48,22 +49,22 @@ struct Group {
 // Sums over the channels of a slab, for one token. Rows are K rounded up to a multiple of the lanes.
 template <class Real>
 struct TokenSums {
-  Real* lanes;   // [3, rows, lanes] what the rows of the state and of its gradient give, still to be summed over lanes
-  Real* totals;  // [3, rows]
+  Real* lanes;   // [4, rows, lanes] what the rows of the state and of its gradient give, still to be summed over lanes
+  Real* totals;  // [4, rows]; the fourth only with a decay of each row
   Real inner, delta_output, grad_beta;
 };
 
 template <class Real>
 int64_t gated_delta_backward_workspace(int64_t key_size) {
   return ((kGatedDeltaSegment + 1) * key_size + 3 * kGatedDeltaSegment) * kGatedDeltaSlab<Real> +
-         3 * round_up<Real>(key_size) * (kLanes<Real> + 1);
+         4 * round_up<Real>(key_size) * (kLanes<Real> + 1);
 }
 
 // R rows of the first pass.
-template <class Real, int V, int R>
+template <class Real, int V, int R, bool ByRow>
 SDM_INLINE Vector<Real> first_pass_rows(const Real* state, const Real* grad_state, const Real* key,
                                         const Real* grad_output, const Real* delta, Vector<Real>* column,
-                                        Real* state_sums, Real* grad_sums, bool add) {
+                                        Real* state_sums, Real* grad_sums, Real* both_sums, bool add) {
   constexpr int L = kLanes<Real>;
   // Each row has sums of its own, also of what is summed over all rows: a single running sum would wait for itself.
   Vector<Real> from_state[R], from_grad[R], from_both[R];
@@ -86,59 +87,64 @@ SDM_INLINE Vector<Real> first_pass_rows(const Real* state, const Real* grad_stat
     }
     store(state_sums + r * L, from_state[r]);
     store(grad_sums + r * L, from_grad[r]);
-    inner += from_both[r];
+    if (ByRow) {
+      store<Real>(both_sums + r * L, add ? load(both_sums + r * L) + from_both[r] : from_both[r]);
+    } else {
+      inner += from_both[r];
+    }
   }
   return inner;
 }
 
-// The sums over the state that do not need dr: G^T k, and per row M' dy / decay, G delta; returns <G, M'> / decay.
-template <class Real, int V>
+// The sums over the state that do not need dr: G^T k, and per row M' dy / decay, G delta; returns <G, M'> / decay, which
+// is kept per row in `both_sums` instead with a decay of each row.
+template <class Real, int V, bool ByRow>
 SDM_INLINE Real first_pass(const Real* state, const Real* grad_state, const Real* key, int64_t rows,
                            const Real* grad_output, const Real* delta, Real* grad_delta, Real* state_sums,
-                           Real* grad_sums, bool add) {
+                           Real* grad_sums, Real* both_sums, bool add) {
   constexpr int L = kLanes<Real>;
   Vector<Real> inner{}, column[V] = {};
   int64_t i = 0;
   for (; i + 2 <= rows; i += 2) {
-    inner += first_pass_rows<Real, V, 2>(state + i * V * L, grad_state + i * V * L, key + i, grad_output, delta, column,
-                                         state_sums + i * L, grad_sums + i * L, add);
+    inner += first_pass_rows<Real, V, 2, ByRow>(state + i * V * L, grad_state + i * V * L, key + i, grad_output, delta,
+                                                column, state_sums + i * L, grad_sums + i * L, both_sums + i * L, add);
   }
   if (i < rows) {
-    inner += first_pass_rows<Real, V, 1>(state + i * V * L, grad_state + i * V * L, key + i, grad_output, delta, column,
-                                         state_sums + i * L, grad_sums + i * L, add);
+    inner += first_pass_rows<Real, V, 1, ByRow>(state + i * V * L, grad_state + i * V * L, key + i, grad_output, delta,
+                                                column, state_sums + i * L, grad_sums + i * L, both_sums + i * L, add);
   }
   for (int v = 0; v < V; ++v) store(grad_delta + v * L, column[v]);
   return horizontal_sum<Real>(inner);
 }
 
 // Per row M' dr / decay, and G <- decay (G + q dy^T + k dr^T).
-template <class Real, int V>
+template <class Real, int V, bool ByRow>
 SDM_INLINE void second_pass(const Real* state, Real* grad_state, const Real* key, const Real* query, int64_t rows,
-                            Real decay, const Real* grad_output, const Real* grad_retrieved, Real* state_sums,
+                            const Real* decay, const Real* grad_output, const Real* grad_retrieved, Real* state_sums,
                             bool add) {
   constexpr int L = kLanes<Real>;
   Vector<Real> dy[V], dr[V];
   for (int v = 0; v < V; ++v) {
-    dy[v] = load(grad_output + v * L) * decay;
+    dy[v] = load(grad_output + v * L) * (ByRow ? 1 : *decay);
     dr[v] = load(grad_retrieved + v * L);
   }
   for (int64_t i = 0; i < rows; ++i) {
     const Real* m = state + i * V * L;
     Real* g = grad_state + i * V * L;
-    const Real k = key[i] * decay, q = query[i];
+    const Real kept = ByRow ? decay[i] : *decay, k = key[i] * kept, q = ByRow ? query[i] * kept : query[i];
     Vector<Real> from_state = add ? load(state_sums + i * L) : Vector<Real>{};
     for (int v = 0; v < V; ++v) {
       from_state += load(m + v * L) * dr[v];
-      store<Real>(g + v * L, load(g + v * L) * decay + dy[v] * q + dr[v] * k);
+      store<Real>(g + v * L, load(g + v * L) * kept + dy[v] * q + dr[v] * k);
     }
     store(state_sums + i * L, from_state);
   }
 }
 
 // One token, one group: the gradient of its values, and its share of the sums.
-template <class Real, int V>
+template <class Real, int V, bool ByRow>
 void backward_group(const GatedDeltaBackward<Real>& args, const Group<Real>& group, TokenSums<Real>& sums, int64_t at,
-                    int64_t in_segment, Real decay, Real query_key, bool add) {
+                    int64_t in_segment, const Real* decay, Real query_key, bool add) {
   constexpr int64_t kPadded = V * kLanes<Real>;
   const int64_t K = args.key_size, lanes = round_up<Real>(K) * kLanes<Real>;
   const Real* state = group.states + in_segment * K * kPadded;
@@ -148,14 +154,14 @@ void backward_group(const GatedDeltaBackward<Real>& args, const Group<Real>& gro
   const Real* delta = residual + kPadded;
   const Real beta = args.beta[at];
   Real grad_retrieved[kPadded], grad_delta[kPadded];
-  const Real inner = first_pass<Real, V>(state, group.grad_state, key, K, grad_output, delta, grad_delta, sums.lanes,
-                                         sums.lanes + lanes, add);
+  const Real inner = first_pass<Real, V, ByRow>(state, group.grad_state, key, K, grad_output, delta, grad_delta,
+                                                sums.lanes, sums.lanes + lanes, sums.lanes + 3 * lanes, add);
   for (int64_t c = 0; c < kPadded; ++c) {
     grad_delta[c] += query_key * grad_output[c];
     grad_retrieved[c] = -beta * grad_delta[c];
   }
-  second_pass<Real, V>(state, group.grad_state, key, args.query + at * K, K, decay, grad_output, grad_retrieved,
-                       sums.lanes + 2 * lanes, add);
+  second_pass<Real, V, ByRow>(state, group.grad_state, key, args.query + at * K, K, decay, grad_output, grad_retrieved,
+                              sums.lanes + 2 * lanes, add);
   sums.inner = (add ? sums.inner : 0) + inner;
   sums.delta_output = (add ? sums.delta_output : 0) + dot(delta, grad_output, kPadded);
   sums.grad_beta = (add ? sums.grad_beta : 0) + dot<Real>(grad_delta, residual, kPadded);
@@ -164,28 +170,37 @@ void backward_group(const GatedDeltaBackward<Real>& args, const Group<Real>& gro
 }
 
 // The gradients that are sums over channels; `partial` is the token's place in the buffers of the slab.
-template <class Real>
+template <class Real, bool ByRow>
 void finish_token(const GatedDeltaBackward<Real>& args, const TokenSums<Real>& sums, int64_t at, int64_t partial,
-                  Real decay) {
+                  const Real* decay) {
   const int64_t K = args.key_size, rows = round_up<Real>(K);
   const Real* key = args.key + at * K;
   const Real* query = args.query + at * K;
-  sum_each(sums.lanes, static_cast<int>(3 * rows), false, sums.totals);
+  sum_each(sums.lanes, static_cast<int>((ByRow ? 4 : 3) * rows), false, sums.totals);
   const Real* from_output = sums.totals;
   const Real* from_grad = sums.totals + rows;
   const Real* from_retrieved = sums.totals + 2 * rows;
   Real* grad_query = args.grad_query + partial * K;
   Real* grad_key = args.grad_key + partial * K;
   for (int64_t i = 0; i < K; ++i) {
-    grad_query[i] = decay * from_output[i] + key[i] * sums.delta_output;
-    grad_key[i] = from_grad[i] + query[i] * sums.delta_output + decay * from_retrieved[i];
+    const Real kept = ByRow ? decay[i] : *decay;
+    grad_query[i] = kept * from_output[i] + key[i] * sums.delta_output;
+    grad_key[i] = from_grad[i] + query[i] * sums.delta_output + kept * from_retrieved[i];
   }
   args.grad_beta[partial] = sums.grad_beta;
-  args.grad_log_decay[partial] = decay * (sums.inner + dot(query, from_output, K) + dot(key, from_retrieved, K));
+  if (!ByRow) {
+    args.grad_log_decay[partial] = *decay * (sums.inner + dot(query, from_output, K) + dot(key, from_retrieved, K));
+    return;
+  }
+  const Real* inner = sums.totals + 3 * rows;
+  for (int64_t i = 0; i < K; ++i) {
+    args.grad_log_decay[partial * K + i] =
+        decay[i] * (inner[i] + query[i] * from_output[i] + key[i] * from_retrieved[i]);
+  }
 }
 
 // Fills in what the tokens [begin, end) of a segment need: their rows, and the state before each of them.
-template <class Real, int V>
+template <class Real, int V, bool ByRow>
 void recompute_segment(const GatedDeltaBackward<Real>& args, const Group<Real>& group, int64_t segment, int64_t h,
                        int64_t begin, int64_t end) {
   constexpr int L = kLanes<Real>;
@@ -202,21 +217,21 @@ void recompute_segment(const GatedDeltaBackward<Real>& args, const Group<Real>& 
     copy_row<Real>(args.residual + row, residual, group.width, kPadded);
     for (int64_t c = 0; c < kPadded; ++c) delta[c] = args.beta[at] * residual[c];
     if (x + 1 == end) break;
-    const Real decay = std::exp(args.log_decay[at]);
+    const Real decay = ByRow ? 1 : std::exp(args.log_decay[at]);
     const Real* before = group.states + (x - begin) * K * kPadded;
     Real* after = group.states + (x - begin + 1) * K * kPadded;
     Vector<Real> d[V];
     for (int v = 0; v < V; ++v) d[v] = load(delta + v * L);
     for (int64_t i = 0; i < K; ++i) {
-      const Real k = args.key[at * K + i];
+      const Real k = args.key[at * K + i], kept = ByRow ? args.decay[at * K + i] : decay;
       for (int v = 0; v < V; ++v) {
-        store<Real>(after + (i * V + v) * L, load(before + (i * V + v) * L) * decay + d[v] * k);
+        store<Real>(after + (i * V + v) * L, load(before + (i * V + v) * L) * kept + d[v] * k);
       }
     }
   }
 }
 
-template <class Real, int V>
+template <class Real, int V, bool ByRow>
 void backward_slab(const GatedDeltaBackward<Real>& args, const GatedDeltaTask& task, int64_t channel, int64_t width,
                    Real* workspace) {
   constexpr int64_t kPadded = V * kLanes<Real>;
@@ -236,21 +251,23 @@ void backward_slab(const GatedDeltaBackward<Real>& args, const GatedDeltaTask& t
     const Real* grad_final = args.grad_final_state ? args.grad_final_state + state_offset + group.channel : nullptr;
     load_tile(grad_final, D, group.grad_state, K, group.width, kPadded);
   }
-  TokenSums<Real> sums{workspace, workspace + 3 * round_up<Real>(K) * kLanes<Real>, 0, 0, 0};
+  TokenSums<Real> sums{workspace, workspace + 4 * round_up<Real>(K) * kLanes<Real>, 0, 0, 0};
   const int64_t segments = (task.end - task.begin + kGatedDeltaSegment - 1) / kGatedDeltaSegment;
   for (int64_t segment = segments - 1; segment >= 0; --segment) {
     const int64_t begin = task.begin + segment * kGatedDeltaSegment;
     const int64_t end = begin + kGatedDeltaSegment < task.end ? begin + kGatedDeltaSegment : task.end;
     for (int g = 0; g < count; ++g) {
-      recompute_segment<Real, V>(args, groups[g], task.first_segment + segment, h, begin, end);
+      recompute_segment<Real, V, ByRow>(args, groups[g], task.first_segment + segment, h, begin, end);
     }
     for (int64_t x = end - 1; x >= begin; --x) {
       const int64_t at = x * H + h;
-      const Real decay = std::exp(args.log_decay[at]), query_key = dot(args.query + at * K, args.key + at * K, K);
+      const Real single = ByRow ? 1 : std::exp(args.log_decay[at]);
+      const Real* decay = ByRow ? args.decay + at * K : &single;
+      const Real query_key = dot(args.query + at * K, args.key + at * K, K);
       for (int g = 0; g < count; ++g) {
-        backward_group<Real, V>(args, groups[g], sums, at, x - begin, decay, query_key, g > 0);
+        backward_group<Real, V, ByRow>(args, groups[g], sums, at, x - begin, decay, query_key, g > 0);
       }
-      finish_token(args, sums, at, task.slab * args.tokens * H + at, decay);
+      finish_token<Real, ByRow>(args, sums, at, task.slab * args.tokens * H + at, decay);
     }
   }
   for (int g = 0; g < count; ++g) {
@@ -263,7 +280,11 @@ template <class Real>
 void gated_delta_backward_slab(const GatedDeltaBackward<Real>& args, const GatedDeltaTask& task, Real* workspace) {
   with_slab<Real>(task.slab, args.channels, [&](int64_t channel, int64_t width, auto vectors, auto) {
     constexpr int V = decltype(vectors)::value < 4 ? decltype(vectors)::value : 4;
-    backward_slab<Real, V>(args, task, channel, width, workspace);
+    if (args.by_channel()) {
+      backward_slab<Real, V, true>(args, task, channel, width, workspace);
+    } else {
+      backward_slab<Real, V, false>(args, task, channel, width, workspace);
+    }
   });
 }
 

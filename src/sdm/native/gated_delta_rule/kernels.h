@@ -58,10 +58,11 @@ struct RowOf {
 };
 
 // M <- decay M + key delta^T; reads M^T query into `output` and M^T next_key into `retrieved`. Four vectors at a time:
-// three registers each.
-template <class Real, int V>
-SDM_INLINE void write_and_read(Real* tile, int64_t rows, Real decay, const Real* key, const Real* query,
+// three registers each. `decay` is of each row, or a single one.
+template <class Real, int V, bool ByRow>
+SDM_INLINE void write_and_read(Real* tile, int64_t rows, const Real* decay, const Real* key, const Real* query,
                                const Real* next_key, const Real* delta, Real* output, Real* retrieved) {
+  const Real same = ByRow ? 1 : *decay;
   constexpr int L = kLanes<Real>, kGroup = V < 4 ? V : 4;
   for (int group = 0; group < V; group += kGroup) {
     Vector<Real> d[kGroup], y[kGroup], r[kGroup];
@@ -71,9 +72,9 @@ SDM_INLINE void write_and_read(Real* tile, int64_t rows, Real decay, const Real*
     }
     for (int64_t i = 0; i < rows; ++i) {
       Real* row = tile + (i * V + group) * L;
-      const Real k = key[i], q = query[i], n = next_key[i];
+      const Real k = key[i], q = query[i], n = next_key[i], kept = ByRow ? decay[i] : same;
       for (int v = 0; v < kGroup; ++v) {
-        const Vector<Real> m = load(row + v * L) * decay + d[v] * k;
+        const Vector<Real> m = load(row + v * L) * kept + d[v] * k;
         store(row + v * L, m);
         y[v] += m * q;
         r[v] += m * n;
@@ -86,7 +87,17 @@ SDM_INLINE void write_and_read(Real* tile, int64_t rows, Real decay, const Real*
   }
 }
 
-template <class Real, int V, bool Full>
+// What the key of token `at` retrieves is read before the decay. With a decay for all rows the result is decayed; with
+// one of each row the key is, in `decayed_key`.
+template <class Real, bool ByRow>
+SDM_INLINE const Real* retrieving_key(const GatedDeltaForward<Real>& args, int64_t at, Real* decayed_key) {
+  const int64_t K = args.key_size;
+  if (!ByRow) return args.key + at * K;
+  for (int64_t i = 0; i < K; ++i) decayed_key[i] = args.key[at * K + i] * args.decay[at * K + i];
+  return decayed_key;
+}
+
+template <class Real, int V, bool Full, bool ByRow>
 void forward_tile(const GatedDeltaForward<Real>& args, const GatedDeltaTask& task, int64_t channel, int64_t width,
                   Real* tile) {
   constexpr int64_t kPadded = V * kLanes<Real>;
@@ -95,8 +106,9 @@ void forward_tile(const GatedDeltaForward<Real>& args, const GatedDeltaTask& tas
   load_tile<Real>(args.initial_state ? args.initial_state + state_offset : nullptr, D, tile, K, width, kPadded);
 
   Real retrieved[kPadded] = {}, delta[kPadded];
+  Real* decayed_key = tile + K * kPadded;
   if (task.begin < task.end) {
-    const Real* key = args.key + (task.begin * H + h) * K;
+    const Real* key = retrieving_key<Real, ByRow>(args, task.begin * H + h, decayed_key);
     for (int64_t i = 0; i < K; ++i) {
       for (int64_t c = 0; c < kPadded; ++c) retrieved[c] += key[i] * tile[i * kPadded + c];
     }
@@ -109,7 +121,7 @@ void forward_tile(const GatedDeltaForward<Real>& args, const GatedDeltaTask& tas
       store_tile(args.saved_states + (segment * H + h) * K * D + channel, D, tile, K, width, kPadded);
     }
     const int64_t at = x * H + h, row = at * D + channel;
-    const Real decay = std::exp(args.log_decay[at]), beta = args.beta[at];
+    const Real decay = ByRow ? 1 : std::exp(args.log_decay[at]), beta = args.beta[at];
     const Real* value = value_row.read(args.value + row, width);
     for (int64_t c = 0; c < kPadded; ++c) delta[c] = beta * (value[c] - decay * retrieved[c]);
     if (args.residual) {
@@ -118,9 +130,9 @@ void forward_tile(const GatedDeltaForward<Real>& args, const GatedDeltaTask& tas
       residual_row.write(args.residual + row, width);
     }
     const Real* key = args.key + at * K;
-    const Real* next_key = x + 1 < task.end ? key + H * K : key;
-    write_and_read<Real, V>(tile, K, decay, key, args.query + at * K, next_key, delta,
-                            output_row.to_write(args.y + row), retrieved);
+    const Real* next_key = retrieving_key<Real, ByRow>(args, x + 1 < task.end ? at + H : at, decayed_key);
+    write_and_read<Real, V, ByRow>(tile, K, ByRow ? args.decay + at * K : &decay, key, args.query + at * K, next_key,
+                                   delta, output_row.to_write(args.y + row), retrieved);
     output_row.write(args.y + row, width);
   }
   if (args.final_state) store_tile(args.final_state + state_offset, D, tile, K, width, kPadded);
@@ -128,7 +140,7 @@ void forward_tile(const GatedDeltaForward<Real>& args, const GatedDeltaTask& tas
 
 template <class Real>
 int64_t gated_delta_forward_workspace(int64_t key_size) {
-  return key_size * kGatedDeltaSlab<Real>;
+  return key_size * (kGatedDeltaSlab<Real> + 1);
 }
 
 // Calls run(channel, width, V, Full) for the channels of a slab, V vectors, a power of two, and Full as constants.
@@ -148,7 +160,13 @@ SDM_INLINE void with_slab(int64_t slab, int64_t channels, const Run& run) {
 template <class Real>
 void gated_delta_forward_slab(const GatedDeltaForward<Real>& args, const GatedDeltaTask& task, Real* workspace) {
   with_slab<Real>(task.slab, args.channels, [&](int64_t channel, int64_t width, auto vectors, auto full) {
-    forward_tile<Real, decltype(vectors)::value, decltype(full)::value>(args, task, channel, width, workspace);
+    constexpr int V = decltype(vectors)::value;
+    constexpr bool kFull = decltype(full)::value;
+    if (args.by_channel()) {
+      forward_tile<Real, V, kFull, true>(args, task, channel, width, workspace);
+    } else {
+      forward_tile<Real, V, kFull, false>(args, task, channel, width, workspace);
+    }
   });
 }
 

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <atomic>
+#include <cmath>
 #include <stdexcept>
 #include <vector>
 
@@ -80,20 +81,46 @@ void add_partials(const Real* partials, int64_t slabs, int64_t count, Real* sum,
   });
 }
 
+// The decays of all channels, once and not for each slab; nothing with a decay per head. Element by element, so that
+// neither threads nor the cut of time change a bit.
+template <class Real>
+class ChannelDecays {
+ public:
+  explicit ChannelDecays(const GatedDeltaCall<Real>& call)
+      : count_(call.by_channel() ? call.tokens * call.heads * call.key_size : 0),
+        scratch_(static_cast<std::size_t>(std::max<int64_t>(count_, 1)) * sizeof(Real)) {
+    constexpr int64_t kBlock = 4096;
+    Real* to = scratch_.as<Real>();
+    parallel_for((count_ + kBlock - 1) / kBlock, count_ > 4 * kBlock ? call.threads : 1, [&](int64_t block) {
+      const int64_t begin = block * kBlock, end = std::min(count_, begin + kBlock);
+      for (int64_t i = begin; i < end; ++i) to[i] = std::exp(call.log_decay[i]);
+    });
+  }
+  const Real* data() const { return scratch_.as<Real>(); }
+
+ private:
+  int64_t count_;
+  Scratch scratch_;
+};
+
 }  // namespace
 
 template <class Real>
-void gated_delta_forward(const GatedDeltaForward<Real>& call) {
-  const std::vector<GatedDeltaTask> tasks = make_tasks<Real>(call, slabs_of<Real>(call.channels));
-  for (int64_t i = 0; i < call.tokens * call.heads; ++i) {
-    if (!(call.log_decay[i] <= 0)) throw std::invalid_argument(wrong_decay(call.log_decay[i]));
+void gated_delta_forward(const GatedDeltaForward<Real>& given) {
+  const std::vector<GatedDeltaTask> tasks = make_tasks<Real>(given, slabs_of<Real>(given.channels));
+  for (int64_t i = 0; i < given.tokens * given.heads * given.decay_size; ++i) {
+    if (!(given.log_decay[i] <= 0)) throw std::invalid_argument(wrong_decay(given.log_decay[i]));
   }
   const GatedDeltaKernels<Real>& inner = gated_delta_kernels<Real>();
+  GatedDeltaForward<Real> call = given;
+  const ChannelDecays<Real> decays(call);
+  call.decay = decays.data();
   run_tasks<Real>(call, tasks, inner.forward, inner.forward_workspace(call.key_size));
 }
 
 template <class Real>
-void gated_delta_backward(const GatedDeltaBackward<Real>& call) {
+void gated_delta_backward(const GatedDeltaBackward<Real>& given) {
+  GatedDeltaBackward<Real> call = given;
   const GatedDeltaKernels<Real>& inner = gated_delta_kernels<Real>();
   const int64_t slabs = slabs_of<Real>(call.channels), workspace = inner.backward_workspace(call.key_size);
   const std::vector<GatedDeltaTask> tasks = make_tasks<Real>(call, slabs);
@@ -101,9 +128,12 @@ void gated_delta_backward(const GatedDeltaBackward<Real>& call) {
   if (rows > 0 && (!call.residual || !call.saved_states)) {
     throw std::invalid_argument("backward needs the residual and the states that forward saved");
   }
+  const ChannelDecays<Real> decays(call);
+  call.decay = decays.data();
   if (slabs == 1) return run_tasks<Real>(call, tasks, inner.backward, workspace);
 
-  const Scratch scratch(static_cast<std::size_t>(slabs * (2 * keys + 2 * rows)) * sizeof(Real));
+  const int64_t gates = rows * call.decay_size;
+  const Scratch scratch(static_cast<std::size_t>(slabs * (2 * keys + rows + gates)) * sizeof(Real));
   GatedDeltaBackward<Real> partial = call;
   partial.grad_query = scratch.as<Real>();
   partial.grad_key = partial.grad_query + slabs * keys;
@@ -113,7 +143,7 @@ void gated_delta_backward(const GatedDeltaBackward<Real>& call) {
   add_partials(partial.grad_query, slabs, keys, call.grad_query, call.threads);
   add_partials(partial.grad_key, slabs, keys, call.grad_key, call.threads);
   add_partials(partial.grad_beta, slabs, rows, call.grad_beta, call.threads);
-  add_partials(partial.grad_log_decay, slabs, rows, call.grad_log_decay, call.threads);
+  add_partials(partial.grad_log_decay, slabs, gates, call.grad_log_decay, call.threads);
 }
 
 template void gated_delta_forward(const GatedDeltaForward<float>&);

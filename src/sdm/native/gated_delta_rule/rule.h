@@ -1,7 +1,8 @@
 // The dense gated delta rule: what the bound functions take and what they share with the inner loops.
 //
 // B batch, T time, H heads, K key size, D value channels, S sequences (batch rows or documents). Tokens of all
-// sequences are numbered through: token x of head h has its key at key[(x * H + h) * K].
+// sequences are numbered through: token x of head h has its key at key[(x * H + h) * K]. A token has one decay per head
+// (decay_size 1), or one for each key channel, which is a row of the state (decay_size K).
 #pragma once
 
 #include <cstdint>
@@ -19,18 +20,21 @@ template <class Real>
 struct GatedDeltaCall {
   int threads;
   int64_t sequences, tokens, heads, key_size, channels;  // tokens: of all sequences
+  int64_t decay_size;         // 1 or K
   const int64_t* cu_seqlens;  // [S+1], or null for S rows of equal length
   const Real* query;          // [tokens, H, K]
   const Real* key;            // [tokens, H, K]
   const Real* beta;           // [tokens, H]
-  const Real* log_decay;      // [tokens, H]
+  const Real* log_decay;      // [tokens, H, decay_size]
+  const Real* decay;          // [tokens, H, K] its exponential with a decay per channel; not a field of Python's
 
   template <class Visit>
   void each_field(const Visit& field) {
     field("threads", threads), field("sequences", sequences), field("tokens", tokens), field("heads", heads);
     field("key_size", key_size), field("channels", channels), field("cu_seqlens", cu_seqlens), field("query", query);
-    field("key", key), field("beta", beta), field("log_decay", log_decay);
+    field("key", key), field("beta", beta), field("decay_size", decay_size), field("log_decay", log_decay);
   }
+  bool by_channel() const { return decay_size > 1; }
 };
 
 template <class Real>
@@ -62,7 +66,7 @@ struct GatedDeltaBackward : GatedDeltaCall<Real> {
   Real* grad_query;      // [tokens, H, K]
   Real* grad_key;        // [tokens, H, K]
   Real* grad_beta;       // [tokens, H]
-  Real* grad_log_decay;  // [tokens, H]
+  Real* grad_log_decay;  // [tokens, H, decay_size]
 
   template <class Visit>
   void each_field(const Visit& field) {

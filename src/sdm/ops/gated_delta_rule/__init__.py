@@ -34,7 +34,7 @@ def gated_delta_rule(
 ) -> tuple[Tensor, Tensor | None]:
     """Run the gated delta rule over a sequence. For each head, with M the state [K,D] and one token after the other:
 
-        M     <- exp(log_decay) M
+        M     <- exp(log_decay) M          a decay for all of M, or for each of its K rows
         delta  = beta (value - M^T key)
         M     <- M + key delta^T
         y      = M^T query
@@ -46,13 +46,13 @@ def gated_delta_rule(
         key: `[B,T,H,K]`.
         value: `[B,T,H,D]`.
         beta: `[B,T,H]`, in [0, 1] as a rule.
-        log_decay: `[B,T,H]`, at most 0.
+        log_decay: `[B,T,H]`, or `[B,T,H,K]` for a decay of each key channel (Kimi Delta Attention); at most 0.
         initial_state: `[H,K,D]` shared by all sequences, or `[S,H,K,D]`; None is zeros.
         output_final_state: whether to return the state after the last token.
         cu_seqlens: `[S+1]` offsets of documents packed into one row (B = 1): 0 first, T last, none decreasing. Each
             document starts from its own initial state.
         backend: "auto", "reference", "chunked", "native" (C++, CPU) or "fla" (flash-linear-attention, on GPUs, for
-            values of 16 bits).
+            values of 16 bits and one decay per head).
 
     Returns:
         y: `[B,T,H,D]` in the dtype of value.

@@ -5,6 +5,9 @@ With M0 the state at the start of a chunk, c_t the decay accumulated from there 
     M_t     = exp(c_t) M0 + sum_{s <= t} exp(L[t,s]) k_s delta_s^T
     delta_t = beta_t (v_t - exp(c_t) M0^T k_t - sum_{s < t} exp(L[t,s]) (k_t . k_s) delta_s)
 
+With a decay per key channel, exp(c_t) and exp(L[t,s]) are diagonal matrices; exp(L[t,s]) (k_t . k_s) stands for the sum
+over channels i of exp(L[t,s,i]) k_t[i] k_s[i].
+
 The second line is a unit triangular system (I + A) delta = beta (v - exp(c) K M0). Its solution is affine in M0,
 delta = U - W M0, so that U and W of all chunks are found at once and only M0 is handed from chunk to chunk.
 
@@ -21,6 +24,7 @@ import torch
 from torch import Tensor
 
 from sdm.ops.backends import Backend
+from sdm.ops.channel_decay import ChannelDecay, segment_sums
 from sdm.ops.checks import check_decay, document_bounds, has_values
 from sdm.ops.gated_delta_rule.inputs import Tokens
 from sdm.ops.gated_delta_rule.reference import gated_delta_rule_reference, gated_delta_step_reference_
@@ -77,7 +81,7 @@ class Parts(NamedTuple):
     scores: Tensor  # [B,H,G,C,C] query times earlier keys, decayed
     delta_free: Tensor  # [B,H,G,C,D] U, the deltas that a zero state would give
     delta_state: Tensor  # [B,H,G,C,K] W, how the deltas depend on the state
-    decay: Tensor  # [B,H,G,1,1] the decay of the whole chunk
+    decay: Tensor  # [B,H,G,1,1] or [B,H,G,K,1] the decay of the whole chunk
 
 
 def _chunk_parts(tokens: Tokens, chunk: int) -> Parts:
@@ -90,38 +94,29 @@ def _chunk_parts(tokens: Tokens, chunk: int) -> Parts:
         )
         for x in tokens
     )
-    between = segment_sums(log_decay)
-    decay_CC = between.exp()
-    since_start = log_decay.cumsum(-1).exp().unsqueeze(-1)
-
     beta = beta.unsqueeze(-1)
     key_beta = key * beta
-    system = (key_beta @ key.transpose(-1, -2) * decay_CC).tril(-1)
+    if log_decay.dim() == key.dim():
+        decays = ChannelDecay(log_decay)
+        system, scores = (decays.pairs(left, key) for left in (key_beta, query))
+        since_start, to_end = decays.since_start, decays.to_end
+    else:
+        decay_CC = segment_sums(log_decay).exp()
+        system, scores = (left @ key.transpose(-1, -2) * decay_CC for left in (key_beta, query))
+        since_start, to_end = log_decay.cumsum(-1).exp().unsqueeze(-1), decay_CC[..., -1, :].unsqueeze(-1)
+
     right = torch.cat((value * beta, key_beta * since_start), dim=-1)
     # The diagonal of ones is implied, and need not be stored.
-    solved = torch.linalg.solve_triangular(system, right, upper=False, unitriangular=True)
+    solved = torch.linalg.solve_triangular(system.tril(-1), right, upper=False, unitriangular=True)
     delta_free, delta_state = solved.split((value.shape[-1], key.shape[-1]), dim=-1)
     return Parts(
         query=query * since_start,
-        key=key * decay_CC[..., -1, :].unsqueeze(-1),
-        scores=query @ key.transpose(-1, -2) * decay_CC,
+        key=key * to_end,
+        scores=scores,
         delta_free=delta_free,
         delta_state=delta_state,
-        decay=since_start[..., -1:, :],
+        decay=since_start[..., -1, :].unsqueeze(-1),
     )
-
-
-def segment_sums(log_decay: Tensor) -> Tensor:
-    """[..., C] -> [..., C, C] with the sum over s < j <= t at [t,s]; -inf above the diagonal.
-
-    Each entry is a sum of its own terms. The difference of two running sums would be cheaper, but loses the small
-    decays of a chunk that also holds a large one; and an entry above the diagonal would be positive.
-    """
-    size = log_decay.shape[-1]
-    keep = torch.ones(size, size, dtype=torch.bool, device=log_decay.device).tril(-1)
-    terms = log_decay.unsqueeze(-1).expand(*log_decay.shape, size).masked_fill(~keep, 0)
-    above = torch.ones(size, size, dtype=torch.bool, device=log_decay.device).triu(1)
-    return terms.cumsum(-2).masked_fill(above, -torch.inf)
 
 
 def _carry(parts: Parts, state: Tensor) -> tuple[Tensor, Tensor]:

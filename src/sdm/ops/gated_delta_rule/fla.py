@@ -35,6 +35,8 @@ def _unsupported_reason(call: Call) -> str | None:
     dtype = call.tokens.value.dtype
     if dtype not in (torch.bfloat16, torch.float16):
         return f"its kernel multiplies in 16 bits and takes values of bfloat16 or float16, got {dtype}"
+    if call.tokens.log_decay.dim() == call.tokens.key.dim():
+        return "its kernel takes a decay per head, got one per key channel"
     return no_forward_mode(call)
 
 

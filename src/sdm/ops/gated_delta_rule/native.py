@@ -57,8 +57,10 @@ def _check(tokens: Tokens, states: dict[str, Tensor], cu_seqlens: Tensor | None)
     return sequences
 
 
-def _run(function: str, key: Tensor, state: Tensor, cu_seqlens: Tensor | None, **fields: Tensor) -> None:
-    """`key` [B,T,H,K] and `state` [S,H,K,D] say the sizes."""
+def _run(
+    function: str, key: Tensor, log_decay: Tensor, state: Tensor, cu_seqlens: Tensor | None, **fields: Tensor
+) -> None:
+    """`key` [B,T,H,K], `log_decay` [B,T,H] or [B,T,H,K] and `state` [S,H,K,D] say the sizes."""
     sequences, heads, key_size, channels = state.shape
     call_core(
         function,
@@ -69,9 +71,16 @@ def _run(function: str, key: Tensor, state: Tensor, cu_seqlens: Tensor | None, *
         key_size=key_size,
         channels=channels,
         cu_seqlens=None if cu_seqlens is None else cu_seqlens.to("cpu", torch.int64).contiguous(),
+        decay_size=_decay_size(key, log_decay),
         key=key.contiguous(),
+        log_decay=log_decay.contiguous(),
         **fields,
     )
+
+
+def _decay_size(key: Tensor, log_decay: Tensor) -> int:
+    """How many decays a token has per head."""
+    return key.shape[-1] if log_decay.dim() == key.dim() else 1
 
 
 def _forward(*arguments: Any) -> tuple[Tensor, Tensor, Tensor, Tensor]:
@@ -80,12 +89,12 @@ def _forward(*arguments: Any) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     _run(
         "gated_delta_forward",
         key,
+        log_decay,
         initial_state,
         cu_seqlens,
         query=query.contiguous(),
         value=value.contiguous(),
         beta=beta.contiguous(),
-        log_decay=log_decay.contiguous(),
         initial_state=initial_state.contiguous(),
         y=y,
         final_state=final_state,
@@ -125,11 +134,11 @@ def _backward(*arguments: Any) -> tuple[Tensor, ...]:
     _run(
         "gated_delta_backward",
         key,
+        log_decay,
         grad_final_state,
         cu_seqlens,
         query=query.contiguous(),
         beta=beta.contiguous(),
-        log_decay=log_decay.contiguous(),
         residual=residual.contiguous(),
         saved_states=saved_states.contiguous(),
         grad_y=grad_y.contiguous(),
@@ -187,6 +196,7 @@ def _step(state: Tensor, *token: Tensor) -> Tensor:
         query=query.data_ptr(),
         key=key.data_ptr(),
         beta=beta.data_ptr(),
+        decay_size=_decay_size(key, log_decay),
         log_decay=log_decay.data_ptr(),
         value=value.data_ptr(),
         initial_state=at,

@@ -20,7 +20,8 @@ Step = Callable[[Tokens, Tensor], tuple[Tensor, Tensor]]
 
 def step(token: Tokens, state_BHKD: Tensor) -> tuple[Tensor, Tensor]:
     """One token: its output [B,H,D] and the state after it."""
-    decayed_BHKD = token.log_decay.exp()[..., None, None] * state_BHKD
+    decay = token.log_decay.exp().unsqueeze(-1)
+    decayed_BHKD = (decay if token.log_decay.dim() == token.key.dim() else decay.unsqueeze(-1)) * state_BHKD
     retrieved_BHD = (token.key.unsqueeze(-1) * decayed_BHKD).sum(2)
     delta_BHD = token.beta.unsqueeze(-1) * (token.value - retrieved_BHD)
     state_BHKD = decayed_BHKD + token.key.unsqueeze(-1) * delta_BHD.unsqueeze(2)

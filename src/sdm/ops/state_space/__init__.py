@@ -38,11 +38,11 @@ def state_space(
     In the letters of SSD, query is C, key is B, value is x, beta is the time step Δ, log_decay is Δ A and M is the
     transpose of h. Its skip connection D x is the layer's.
 
-    The arguments are those of `gated_delta_rule`, which says more about them, and so are the results; the backends are
-    "reference" and "chunked".
+    The arguments are those of `gated_delta_rule`, which says more about them, and so are the results, but for log_decay,
+    which is `[B,T,H]`. The backends are "reference" and "chunked".
     """
     tokens = Tokens(query, key, value, beta, log_decay)
-    check_state(tokens, initial_state, cu_seqlens)
+    check_state(tokens, initial_state, cu_seqlens, by_channel=False)
     return serve_rule(
         "state_space", backend, Call(tokens, initial_state, key.shape[-1], cu_seqlens, output_final_state)
     )
@@ -57,6 +57,6 @@ def state_space_step_(
     in float32.
     """
     token = Tokens(query, key, value, beta, log_decay)
-    check_step(state, token, "state_space_step_", "state_space")
+    check_step(state, token, "state_space_step_", "state_space", by_channel=False)
     y: Tensor = serve("state_space", backend, Call(token, state, key.shape[-1]))
     return y.to(value.dtype)
