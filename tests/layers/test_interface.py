@@ -14,12 +14,15 @@ from torch import Tensor, nn
 from helpers import assert_close, assert_identical
 from same_slots import on_the_same_slots
 from sdm.layers import (
+    FastWeightMemory,
     FullAttention,
     GatedDeltaNet,
     KeyValueState,
+    KimiDeltaAttention,
     LayerState,
     Mamba2,
     ProductKeyMemory,
+    Raven,
     ShiftedKeys,
     SlidingWindowAttention,
     SparseDeltaMemory,
@@ -40,6 +43,15 @@ LAYERS: dict[str, Callable[[], nn.Module]] = {
     "mamba2-groups": lambda: Mamba2(SIZE, 4, 5, num_groups=2, conv_size=3),
     "deltanet": lambda: GatedDeltaNet(SIZE, 2, decay=False),
     "linear-attention": lambda: GatedDeltaNet(SIZE, 2, decay=False, correction=False),
+    "gdn-shift-convolution": lambda: GatedDeltaNet(SIZE, 2, shift_convolution=True),
+    "kda": lambda: KimiDeltaAttention(SIZE, 2),
+    "kda-learned": lambda: KimiDeltaAttention(SIZE, 2, 3, learned_initial_state=True, decay_rank=2, conv_size=0),
+    "kda-shifted": lambda: ShiftedKeys(KimiDeltaAttention(SIZE, 2), taps=3),
+    "raven": lambda: Raven(SIZE, 2),
+    "raven-slots": lambda: Raven(SIZE, 4, key_dim=3, num_slots=9, num_writes=4),
+    "fwpkm": lambda: FastWeightMemory(SIZE, 25, 4, chunk_size=5),
+    "fwpkm-one": lambda: FastWeightMemory(SIZE, 16, 3, key_dim=6, chunk_size=1, lookahead=False),
+    "fwpkm-long": lambda: FastWeightMemory(SIZE, 9, 4, key_dim=4, chunk_size=40),
     "pkm": lambda: ProductKeyMemory(SIZE, 2, 16, 3),
     "shift": lambda: TokenShift(SIZE),
     "sdm-shifted": lambda: ShiftedKeys(SparseDeltaMemory(SIZE, 2, num_slots=16, num_writes=3, num_reads=4)),
@@ -278,7 +290,7 @@ def test_autocast(layer: Any) -> None:
     assert all(parameter.grad.isfinite().all() for parameter in layer.parameters())
 
 
-@pytest.mark.parametrize("name", ["sdm", "swa", "full", "gdn", "mamba2", "pkm"])
+@pytest.mark.parametrize("name", ["sdm", "swa", "full", "gdn", "kda", "mamba2", "raven", "fwpkm", "pkm"])
 def test_compiles(name: str) -> None:
     layer: Any = LAYERS[name]()
     x = torch.randn(2, TIME, SIZE)
@@ -323,6 +335,11 @@ def test_vectors_gates_and_initial_states_are_not_decayed(name: str) -> None:
     exempt, shapes = layer.no_weight_decay(), {name: x.dim() for name, x in layer.named_parameters()}
     assert {name for name, dim in shapes.items() if dim < 2} <= exempt <= shapes.keys()
     last = {name.removeprefix("inner.").removeprefix("layer.") for name in exempt if shapes[name] >= 2}
-    assert last <= {"initial_state", "beta_proj.weight", "decay_proj.weight"}
+    gates = {"beta_proj.weight", "decay_proj.weight", "decay_down_proj.weight", "decay_bias"}
+    assert last <= {"initial_state", "initial_keys", *gates}
+    if name == "kda-learned":
+        assert last == {"initial_state", *gates}
+    if name == "fwpkm":
+        assert last == {"initial_keys", "beta_proj.weight"}
     if name in ("sdm", "gdn-learned"):
         assert last == {"initial_state", "beta_proj.weight", "decay_proj.weight"}

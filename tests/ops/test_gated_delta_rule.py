@@ -359,7 +359,11 @@ def test_bad_shapes() -> None:
         ({"value": value[0]}, ValueError, r"value must be \[B,T,H,D\], got shape \[4, 2, 7\]"),
         ({"value": value[..., :0]}, ValueError, "value must have at least one channel"),
         ({"beta": beta[..., None]}, ValueError, r"beta must be \[B,T,H\], here \(2, 4, 2\), got shape \[2, 4, 2, 1\]"),
-        ({"log_decay": log_decay[:1]}, ValueError, r"log_decay must be \[B,T,H\], or \[B,T,H,K\] .*here \(2, 4, 2\) or"),
+        (
+            {"log_decay": log_decay[:1]},
+            ValueError,
+            r"log_decay must be \[B,T,H\], or \[B,T,H,K\] .*here \(2, 4, 2\)",
+        ),
         ({"log_decay": -value.abs()}, ValueError, r"got shape \[2, 4, 2, 7\]"),
         ({"value": value.long()}, TypeError, r"value must be a floating-point tensor, got torch\.int64"),
         ({"beta": 0.5}, TypeError, "beta must be a torch.Tensor, got float"),

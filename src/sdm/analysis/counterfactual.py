@@ -18,11 +18,12 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from sdm.layers import GatedDeltaNet, Mamba2, SparseDeltaMemory
+from sdm.layers import SparseDeltaMemory
 from sdm.layers.memory_statistics import evaluating
+from sdm.layers.recurrent_layer import RecurrentLayer
 from sdm.models import MemoryState, SDMCache, SDMForCausalLM
 
-MEMORIES = (SparseDeltaMemory, GatedDeltaNet, Mamba2)
+MEMORIES = (SparseDeltaMemory, RecurrentLayer)
 
 
 @dataclass(frozen=True, eq=False)
@@ -61,7 +62,8 @@ def mask_writes(
         input_ids: [T] or [1,T], one text.
         tokens: tokens of the text that write nothing and let nothing decay.
         state: the state of an earlier text to go on from. It is not changed.
-        layers: numbers of the blocks whose writes are left out; None: every SDM, GDN, DeltaNet and Mamba2 layer.
+        layers: numbers of the blocks whose writes are left out; None: every SDM layer and every layer
+            with a small state (GDN, DeltaNet, KDA, Mamba2, Raven).
         places: tokens whose prediction of the next one is returned; None: the last of the text.
 
     Raises:

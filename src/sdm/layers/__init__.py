@@ -3,12 +3,15 @@
 from sdm.layers.attention import KeyValueState
 from sdm.layers.decode_linear import optimize_for_decoding
 from sdm.layers.determinism import deterministic
+from sdm.layers.fast_weight_memory import FastWeightMemory, FastWeightState
 from sdm.layers.full_attention import FullAttention
 from sdm.layers.gated_delta_net import GatedDeltaNet
 from sdm.layers.interface import SequenceLayer
+from sdm.layers.kimi_delta_attention import KimiDeltaAttention
 from sdm.layers.mamba2 import Mamba2
 from sdm.layers.mlp import GatedMLP
 from sdm.layers.product_key_memory import NoState, ProductKeyMemory
+from sdm.layers.raven import Raven
 from sdm.layers.recurrent_state import RecurrentState
 from sdm.layers.shifted_keys import ShiftedKeys, ShiftedState
 from sdm.layers.sliding_window_attention import SlidingWindowAttention
@@ -17,16 +20,20 @@ from sdm.layers.state import LayerState
 from sdm.layers.token_shift import PreviousToken, TokenShift
 
 __all__ = [
+    "FastWeightMemory",
+    "FastWeightState",
     "FullAttention",
     "GatedDeltaNet",
     "GatedMLP",
     "KeyValueState",
+    "KimiDeltaAttention",
     "LayerState",
     "Mamba2",
     "MemoryTable",
     "NoState",
     "PreviousToken",
     "ProductKeyMemory",
+    "Raven",
     "RecurrentState",
     "SequenceLayer",
     "ShiftedKeys",

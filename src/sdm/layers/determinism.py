@@ -77,6 +77,7 @@ class _FixedBlocks(TorchFunctionMode):
 
 _ELEMENTWISE = {
     *(torch.sigmoid, torch.exp, torch.cos, torch.sin, F.softplus, F.silu, torch.rsqrt),
+    *(torch.log, torch.expm1, Tensor.log, Tensor.expm1),
     *(Tensor.sigmoid, Tensor.exp, Tensor.cos, Tensor.sin, Tensor.rsqrt),
 }
 

@@ -5,19 +5,17 @@ Shapes: B batch, T time, S streams (batch rows or documents), H heads, K key cha
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
 from sdm.errors import check_one_of, check_size
-from sdm.layers.determinism import is_deterministic, token_by_token
 from sdm.layers.gates import LARGEST_DECAY_RATE, Float32Linear, decay_gate, reset_decay
-from sdm.layers.interface import check_input, without_weight_decay
-from sdm.layers.recurrent_state import RecurrentState, RecurrentUndo, start_memory
+from sdm.layers.recurrent_layer import Gates, RecurrentLayer
 from sdm.layers.short_convolution import ShortConvolution
 from sdm.layers.sizes import default_heads
-from sdm.layers.state import Record, check_state
-from sdm.layers.streams import Streams, streams_of
 from sdm.ops.backends import check_backend
 from sdm.ops.gated_delta_rule import gated_delta_rule, gated_delta_step_
 from sdm.ops.state_space import state_space, state_space_step_
@@ -25,7 +23,7 @@ from sdm.ops.state_space import state_space, state_space_step_
 OUTPUT_GATES = ("silu", "sigmoid")
 
 
-class GatedDeltaNet(nn.Module):
+class GatedDeltaNet(RecurrentLayer):
     """Linear attention that erases what a key held before it writes to it, with a decay gate per head.
 
     Queries, keys and values pass a short convolution; queries and keys have unit length; the memory follows
@@ -38,6 +36,9 @@ class GatedDeltaNet(nn.Module):
         key_dim: key channels per head; None takes half of the value channels.
         learned_initial_state: start from a learned state shared by the batch instead of zeros.
         conv_size: taps of the short convolution; 0 leaves it out and keeps its SiLU.
+        shift_convolution: start the convolution with the keys at the token before and the rest at the token itself,
+            instead of at random. With W_q = W_k at the start, a token then finds what followed it earlier. Training may
+            leave this; it is no part of the published model.
         output_gate: "silu" or "sigmoid".
         initial_state_std: scale of the learned state at initialisation.
         largest_decay_rate: decay rates A start uniform between 0 and this.
@@ -48,6 +49,8 @@ class GatedDeltaNet(nn.Module):
         backend: passed to the op.
     """
 
+    lowest_decay_rate = 0.0  # of A at initialisation
+
     def __init__(
         self,
         hidden_size: int,
@@ -56,6 +59,7 @@ class GatedDeltaNet(nn.Module):
         learned_initial_state: bool = False,
         *,
         conv_size: int = 4,
+        shift_convolution: bool = False,
         output_gate: str = "silu",
         initial_state_std: float = 0.002,
         largest_decay_rate: float = LARGEST_DECAY_RATE,
@@ -73,6 +77,10 @@ class GatedDeltaNet(nn.Module):
         check_backend(backend, "gated_delta_rule" if correction else "state_space")
         if not isinstance(conv_size, int) or conv_size < 0:
             raise ValueError(f"conv_size must be a number of taps, or 0 for no convolution, got {conv_size!r}")
+        if shift_convolution and conv_size < 2:
+            raise ValueError(
+                f"shift_convolution needs a conv_size of at least 2, to see the token before, got {conv_size}"
+            )
         if initial_state_std < 0:
             raise ValueError(f"initial_state_std must not be negative, got {initial_state_std}")
         if not largest_decay_rate > 0:
@@ -85,7 +93,8 @@ class GatedDeltaNet(nn.Module):
         self.query_proj = nn.Linear(hidden_size, key_size, bias=False)
         self.key_proj = nn.Linear(hidden_size, key_size, bias=False)
         self.value_proj = nn.Linear(hidden_size, hidden_size, bias=False)
-        self.conv = ShortConvolution(2 * key_size + hidden_size, conv_size) if conv_size else None
+        shifted = slice(key_size, 2 * key_size) if shift_convolution else None
+        self.conv = ShortConvolution(2 * key_size + hidden_size, conv_size, shifted=shifted) if conv_size else None
         self.beta_proj = Float32Linear(hidden_size, self.num_heads, bias=False)
         self.decay_proj: Float32Linear | None = None
         if decay:
@@ -104,132 +113,18 @@ class GatedDeltaNet(nn.Module):
     def reset_own_parameters(self) -> None:
         """Initialise the gates and the learned state; the projections keep torch's or the model's own scheme."""
         if self.decay_proj is not None:
-            reset_decay(self.decay_log_rate, self.decay_bias, largest_rate=self.largest_decay_rate)
+            reset_decay(self.decay_log_rate, self.decay_bias, self.lowest_decay_rate, self.largest_decay_rate)
         if self.initial_state is not None:
             nn.init.normal_(self.initial_state, std=self.initial_state_std)
 
-    def forward(
-        self,
-        x: Tensor,
-        state: RecurrentState | None = None,
-        return_state: bool = False,
-        attention_mask: Tensor | None = None,
-        cu_seqlens: Tensor | None = None,
-        key_input: Tensor | None = None,
-    ) -> Tensor | tuple[Tensor, RecurrentState]:
-        """Mix a stretch of tokens, as every `sdm.layers.interface.SequenceLayer` does.
+    def _rule(self, *tokens: Tensor, **options: Any) -> tuple[Tensor, Tensor | None]:
+        return (gated_delta_rule if self.correction else state_space)(*tokens, **options)
 
-        key_input [B,T,hidden_size]: what the keys are projected from instead of x.
-        """
-        check_input(x, self.hidden_size)
-        streams = streams_of(x, attention_mask, cu_seqlens)
-        if state is not None:
-            self._check_state(state, streams.count, x.device)
-        aligned = streams.align(x)
-        projected = self._project(aligned, None if key_input is None else streams.align(key_input))
-        gates = self._gates(aligned, streams.valid(x.shape[1]))
-        readings, after = self._recur(projected, gates, state, streams, return_state, cu_seqlens)
-        y = streams.restore(self._output(aligned, readings))
-        return y if after is None else (y, after)
+    def _step_rule_(self, memory: Tensor, *token: Tensor, backend: str) -> Tensor:
+        return (gated_delta_step_ if self.correction else state_space_step_)(memory, *token, backend=backend)
 
-    @torch.no_grad()
-    def step_(
-        self, x: Tensor, state: RecurrentState, record: Record | None = None, key_input: Tensor | None = None
-    ) -> Tensor:
-        """Decode one token: x [B,hidden_size] gives y of the same shape; `state` changes in place."""
-        check_input(x, self.hidden_size, "[B,hidden_size]")
-        self._check_state(state, x.shape[0], x.device)
-        projected, gates = self._project(x, key_input), self._gates(x, None)
-        if record is not None:
-            record(state.undo(projected.unsqueeze(1), *(gate.unsqueeze(1) for gate in gates)))
-        return self._output(x, self._mix_token_(projected, gates, state))
-
-    def _mix_token_(self, projected: Tensor, gates: tuple[Tensor, ...], state: RecurrentState) -> Tensor:
-        """The readings [B,H,D] of one token, from what is projected."""
-        if self.conv is not None:
-            projected = self.conv.step_(projected, state.tail)
-        step_ = gated_delta_step_ if self.correction else state_space_step_
-        return step_(state.memory, *self._heads(projected), *gates, backend=self.backend)
-
-    @torch.no_grad()
-    def extend_(
-        self,
-        x: Tensor,
-        state: RecurrentState,
-        attention_mask: Tensor | None = None,
-        record: Record | None = None,
-        key_input: Tensor | None = None,
-    ) -> Tensor:
-        """Mix a stretch of tokens in place, as every `sdm.layers.interface.SequenceLayer` does."""
-        check_input(x, self.hidden_size)
-        streams = streams_of(x, attention_mask, None)
-        self._check_state(state, streams.count, x.device)
-        aligned = streams.align(x)
-        projected = self._project(aligned, None if key_input is None else streams.align(key_input))
-        gates = self._gates(aligned, streams.valid(x.shape[1]))
-        if record is not None:
-            record(state.undo(projected, *gates))
-        if is_deterministic():
-
-            def mix(t: int) -> Tensor:
-                return self._mix_token_(projected[:, t], tuple(gate[:, t] for gate in gates), state)
-
-            return self._output(aligned, token_by_token(mix, x.shape[1], projected[..., :0]))
-        readings, after = self._recur(projected, gates, state, streams, True, None)
-        assert after is not None
-        state.assign_(after)
-        return streams.restore(self._output(aligned, readings))
-
-    @torch.no_grad()
-    def replay_(self, state: RecurrentState, undo: RecurrentUndo) -> None:
-        """Run the tokens of an undo record again."""
-        gates = undo.beta, undo.log_decay
-        after = self._recur(undo.projected, gates, state, Streams(len(undo.beta)), True, None)[1]
-        assert after is not None
-        state.assign_(after)
-
-    def _recur(
-        self,
-        projected: Tensor,
-        gates: tuple[Tensor, Tensor],
-        state: RecurrentState | None,
-        streams: Streams,
-        return_state: bool,
-        cu_seqlens: Tensor | None,
-    ) -> tuple[Tensor, RecurrentState | None]:
-        """Readings [B,T,H,D] and the state after the last token, from what is projected."""
-        tail = projected.new_zeros(streams.count, 0, 0)
-        if self.conv is not None:
-            projected, tail = self.conv(projected, state.tail if state is not None else None, streams)
-        rule = gated_delta_rule if self.correction else state_space
-        readings, memory = rule(
-            *self._heads(projected),
-            *gates,
-            initial_state=self.initial_state if state is None else state.memory,
-            output_final_state=return_state,
-            cu_seqlens=cu_seqlens,
-            backend=self.backend,
-        )
-        return readings, None if memory is None else RecurrentState(memory, tail)
-
-    def no_weight_decay(self) -> set[str]:
-        """Names of the parameters that an optimizer should not decay: norms, decay rates, gates, the initial state."""
-        return without_weight_decay(self)
-
-    def start_state(self, batch_size: int, learn: bool = False) -> RecurrentState:
-        """The state of streams without tokens, as every `sdm.layers.interface.SequenceLayer` has it."""
-        weight, (memory, tail) = self.value_proj.weight, self._state_shapes()
-        started = start_memory(self.initial_state, (batch_size, *memory), weight, learn)
-        return RecurrentState(started, weight.new_zeros(batch_size, *tail))
-
-    def _state_shapes(self) -> tuple[tuple[int, ...], tuple[int, ...]]:
-        """Of a stream's memory and tail."""
-        tail = (self.conv.kernel_size - 1, self.conv.channels) if self.conv is not None else (0, 0)
-        return (self.num_heads, self.key_dim, self.head_dim), tail
-
-    def _check_state(self, state: RecurrentState, streams: int, device: torch.device) -> None:
-        memory, tail = self._state_shapes()
-        check_state(state, RecurrentState, streams, device, memory=memory, tail=tail)
+    def _memory_shape(self) -> tuple[int, int, int]:
+        return self.num_heads, self.key_dim, self.head_dim
 
     def _project(self, x: Tensor, key_input: Tensor | None) -> Tensor:
         """Queries, keys and values side by side, as the convolution takes them."""
@@ -242,7 +137,7 @@ class GatedDeltaNet(nn.Module):
         query, key = _unit(both.unflatten(-1, (-1, self.key_dim)), self.norm_eps).chunk(2, dim=-2)
         return query * self.key_dim**-0.5, key, value.unflatten(-1, (self.num_heads, self.head_dim))
 
-    def _gates(self, x: Tensor, valid: Tensor | None) -> tuple[Tensor, Tensor]:
+    def _gates(self, x: Tensor, valid: Tensor | None) -> Gates:
         beta = torch.sigmoid(self.beta_proj(x))
         log_decay = torch.zeros_like(beta)
         if self.decay_proj is not None:
@@ -251,7 +146,7 @@ class GatedDeltaNet(nn.Module):
             beta, log_decay = beta * valid.unsqueeze(-1), log_decay * valid.unsqueeze(-1)
         return beta, log_decay
 
-    def _output(self, x: Tensor, readings: Tensor) -> Tensor:
+    def _output(self, x: Tensor, readings: Tensor, mixed: Tensor) -> Tensor:
         gate = self.gate_proj(x)
         gate = F.silu(gate) if self.output_gate == "silu" else torch.sigmoid(gate)
         normed = self.output_norm(readings.to(self.output_norm.weight.dtype))

@@ -14,7 +14,10 @@ from torch import Tensor, nn
 from sdm.layers.state import LayerState, Record
 
 # Matrices that weight decay would harm: an initial state holds content, and gates rest at other values than zero.
-_EXEMPT_MATRICES = ("initial_state", "beta_proj.weight", "decay_proj.weight")
+_EXEMPT_MATRICES = (
+    *("initial_state", "initial_keys", "decay_bias"),
+    *("beta_proj.weight", "decay_proj.weight", "decay_down_proj.weight"),
+)
 
 
 class SequenceLayer(Protocol):

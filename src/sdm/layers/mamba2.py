@@ -5,24 +5,22 @@ Shapes: B batch, T time, S streams (batch rows or documents), H heads, K key cha
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
 from sdm.errors import check_size
-from sdm.layers.determinism import is_deterministic, token_by_token
 from sdm.layers.gates import Float32Linear, decay_gate, reset_decay
-from sdm.layers.interface import check_input, without_weight_decay
-from sdm.layers.recurrent_state import RecurrentState, RecurrentUndo, start_memory
+from sdm.layers.recurrent_layer import Gates, RecurrentLayer
 from sdm.layers.short_convolution import ShortConvolution
 from sdm.layers.sizes import default_heads
-from sdm.layers.state import Record, check_state
-from sdm.layers.streams import Streams, streams_of
 from sdm.ops.backends import check_backend
 from sdm.ops.state_space import state_space, state_space_step_
 
 
-class Mamba2(nn.Module):
+class Mamba2(RecurrentLayer):
     """Writes every token into a small matrix per head, decayed by a gate that is also the strength of the write.
 
     Values, keys and queries (x, B and C in Mamba's letters) pass a short convolution; the memory follows
@@ -74,6 +72,7 @@ class Mamba2(nn.Module):
         self.gate_proj = nn.Linear(hidden_size, hidden_size, bias=False)
         self.output_norm = nn.RMSNorm(hidden_size, eps=norm_eps)
         self.out_proj = nn.Linear(hidden_size, hidden_size, bias=False)
+        self.register_parameter("initial_state", None)
         self.reset_own_parameters()
 
     def reset_own_parameters(self) -> None:
@@ -81,114 +80,19 @@ class Mamba2(nn.Module):
         reset_decay(self.decay_log_rate, self.decay_bias, lowest_rate=1.0)
         nn.init.ones_(self.skip)
 
-    def forward(
-        self,
-        x: Tensor,
-        state: RecurrentState | None = None,
-        return_state: bool = False,
-        attention_mask: Tensor | None = None,
-        cu_seqlens: Tensor | None = None,
-    ) -> Tensor | tuple[Tensor, RecurrentState]:
-        """Mix a stretch of tokens, as every `sdm.layers.interface.SequenceLayer` does."""
-        check_input(x, self.hidden_size)
-        streams = streams_of(x, attention_mask, cu_seqlens)
-        if state is not None:
-            self._check_state(state, streams.count, x.device)
-        aligned = streams.align(x)
-        gates = self._gates(aligned, streams.valid(x.shape[1]))
-        readings, value, after = self._recur(self._project(aligned), gates, state, streams, return_state, cu_seqlens)
-        y = streams.restore(self._output(aligned, readings, value))
-        return y if after is None else (y, after)
+    def _rule(self, *tokens: Tensor, **options: Any) -> tuple[Tensor, Tensor | None]:
+        return state_space(*tokens, **options)
 
-    @torch.no_grad()
-    def step_(self, x: Tensor, state: RecurrentState, record: Record | None = None) -> Tensor:
-        """Decode one token: x [B,hidden_size] gives y of the same shape; `state` changes in place."""
-        check_input(x, self.hidden_size, "[B,hidden_size]")
-        self._check_state(state, x.shape[0], x.device)
-        projected, gates = self._project(x), self._gates(x, None)
-        if record is not None:
-            record(state.undo(projected.unsqueeze(1), *(gate.unsqueeze(1) for gate in gates)))
-        return self._output(x, *self._mix_token_(projected, gates, state))
+    def _step_rule_(self, memory: Tensor, *token: Tensor, backend: str) -> Tensor:
+        return state_space_step_(memory, *token, backend=backend)
 
-    def _mix_token_(self, projected: Tensor, gates: tuple[Tensor, ...], state: RecurrentState) -> tuple[Tensor, Tensor]:
-        """The readings and the value [B,H,D] of one token, from what is projected."""
-        query, key, value = self._heads(self.conv.step_(projected, state.tail))
-        return state_space_step_(state.memory, query, key, value, *gates, backend=self.backend), value
+    def _memory_shape(self) -> tuple[int, int, int]:
+        return self.num_heads, self.key_dim, self.head_dim
 
-    @torch.no_grad()
-    def extend_(
-        self, x: Tensor, state: RecurrentState, attention_mask: Tensor | None = None, record: Record | None = None
-    ) -> Tensor:
-        """Mix a stretch of tokens in place, as every `sdm.layers.interface.SequenceLayer` does."""
-        check_input(x, self.hidden_size)
-        streams = streams_of(x, attention_mask, None)
-        self._check_state(state, streams.count, x.device)
-        aligned = streams.align(x)
-        projected, gates = self._project(aligned), self._gates(aligned, streams.valid(x.shape[1]))
-        if record is not None:
-            record(state.undo(projected, *gates))
-        if is_deterministic():
-
-            def mix(t: int) -> Tensor:
-                return torch.stack(self._mix_token_(projected[:, t], tuple(gate[:, t] for gate in gates), state))
-
-            readings, value = token_by_token(mix, x.shape[1], projected.new_zeros(2, 0, 0, 0)).unbind(0)
-            return self._output(aligned, readings.transpose(0, 1), value.transpose(0, 1))
-        readings, value, after = self._recur(projected, gates, state, streams, True, None)
-        assert after is not None
-        state.assign_(after)
-        return streams.restore(self._output(aligned, readings, value))
-
-    @torch.no_grad()
-    def replay_(self, state: RecurrentState, undo: RecurrentUndo) -> None:
-        """Run the tokens of an undo record again."""
-        gates = undo.beta, undo.log_decay
-        after = self._recur(undo.projected, gates, state, Streams(len(undo.beta)), True, None)[2]
-        assert after is not None
-        state.assign_(after)
-
-    def _recur(
-        self,
-        projected: Tensor,
-        gates: tuple[Tensor, Tensor],
-        state: RecurrentState | None,
-        streams: Streams,
-        return_state: bool,
-        cu_seqlens: Tensor | None,
-    ) -> tuple[Tensor, Tensor, RecurrentState | None]:
-        """Readings and values [B,T,H,D] and the state after the last token, from what is projected."""
-        mixed, tail = self.conv(projected, state.tail if state is not None else None, streams)
-        query, key, value = self._heads(mixed)
-        readings, memory = state_space(
-            query,
-            key,
-            value,
-            *gates,
-            initial_state=state.memory if state is not None else None,
-            output_final_state=return_state,
-            cu_seqlens=cu_seqlens,
-            backend=self.backend,
-        )
-        return readings, value, None if memory is None else RecurrentState(memory, tail)
-
-    def no_weight_decay(self) -> set[str]:
-        """Names of the parameters that an optimizer should not decay: norms, biases, decay rates, the skip."""
-        return without_weight_decay(self)
-
-    def start_state(self, batch_size: int, learn: bool = False) -> RecurrentState:
-        """The state of streams without tokens, as every `sdm.layers.interface.SequenceLayer` has it."""
-        weight = self.value_proj.weight
-        memory = start_memory(None, (batch_size, self.num_heads, self.key_dim, self.head_dim), weight, learn)
-        return RecurrentState(memory, weight.new_zeros(batch_size, self.conv.kernel_size - 1, self.conv.channels))
-
-    def _check_state(self, state: RecurrentState, streams: int, device: torch.device) -> None:
-        memory = (self.num_heads, self.key_dim, self.head_dim)
-        tail = (self.conv.kernel_size - 1, self.conv.channels)
-        check_state(state, RecurrentState, streams, device, memory=memory, tail=tail)
-
-    def _project(self, x: Tensor) -> Tensor:
+    def _project(self, x: Tensor, key_input: Tensor | None) -> Tensor:
         """Values, keys and queries side by side, as the convolution takes them."""
-        return torch.cat((self.value_proj(x), self.key_proj(x), self.query_proj(x)), dim=-1)
+        key = self.key_proj(x if key_input is None else key_input)
+        return torch.cat((self.value_proj(x), key, self.query_proj(x)), dim=-1)
 
     def _heads(self, mixed: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         key_size = self.num_groups * self.key_dim
@@ -199,15 +103,15 @@ class Mamba2(nn.Module):
         )
         return query, key, value.unflatten(-1, (self.num_heads, self.head_dim))
 
-    def _gates(self, x: Tensor, valid: Tensor | None) -> tuple[Tensor, Tensor]:
+    def _gates(self, x: Tensor, valid: Tensor | None) -> Gates:
         """The time step is the strength of the write: beta, log_decay."""
         beta, log_decay = decay_gate(self.decay_proj(x), self.decay_bias, self.decay_log_rate)
         if valid is not None:
             beta, log_decay = beta * valid.unsqueeze(-1), log_decay * valid.unsqueeze(-1)
         return beta, log_decay
 
-    def _output(self, x: Tensor, readings: Tensor, value: Tensor) -> Tensor:
-        gate = F.silu(self.gate_proj(x))
+    def _output(self, x: Tensor, readings: Tensor, mixed: Tensor) -> Tensor:
+        value, gate = self._heads(mixed)[2], F.silu(self.gate_proj(x))
         gated = (readings + self.skip.to(value.dtype).unsqueeze(-1) * value).flatten(-2) * gate
         return self.out_proj(self.output_norm(gated.to(self.output_norm.weight.dtype)))
 

@@ -56,10 +56,8 @@ class KeyConvolution(ShortConvolution):
 
     activation = False
 
-    def reset_own_parameters(self) -> None:
-        """Start as the token before: weight one on the last tap but one."""
-        with torch.no_grad():
-            self.weight.zero_()[:, -2] = 1
+    def __init__(self, channels: int, kernel_size: int) -> None:
+        super().__init__(channels, kernel_size, shifted=slice(None))
 
 
 class ShiftedKeys(nn.Module):

@@ -17,20 +17,36 @@ class ShortConvolution(nn.Module):
     """y_t = silu(sum_k weight[:, k] x_{t - K + 1 + k} + bias). Its state is the tail [S, K-1, C] of its last inputs.
 
     A few shifted additions beat a general depthwise convolution on CPUs, and need no transposition of time.
+
+    Args:
+        channels: channels, each convolved by itself.
+        kernel_size: taps.
+        bias: whether there is a bias.
+        shifted: channels that start as the token before; the others then start as the token itself. None starts all at
+            random.
     """
 
     activation: bool = True
 
-    def __init__(self, channels: int, kernel_size: int = 4, bias: bool = False) -> None:
+    def __init__(
+        self, channels: int, kernel_size: int = 4, bias: bool = False, *, shifted: slice | None = None
+    ) -> None:
         super().__init__()
         check_size(channels=channels, kernel_size=kernel_size)
-        self.channels, self.kernel_size = channels, kernel_size
+        self.channels, self.kernel_size, self.shifted = channels, kernel_size, shifted
         self.weight = nn.Parameter(torch.empty(channels, kernel_size))
         self.bias = nn.Parameter(torch.empty(channels)) if bias else None
         self.reset_own_parameters()
 
     def reset_own_parameters(self) -> None:
-        """Draw weights and bias as `nn.Conv1d` does."""
+        """Draw weights and bias as `nn.Conv1d` does, or start as the token before and the token itself."""
+        if self.shifted is not None:
+            with torch.no_grad():
+                self.weight.zero_()[:, -1] = 1
+                self.weight[self.shifted, -2:] = self.weight.new_tensor([1.0, 0.0])
+                if self.bias is not None:
+                    self.bias.zero_()
+            return
         bound = self.kernel_size**-0.5
         nn.init.uniform_(self.weight, -bound, bound)
         if self.bias is not None:

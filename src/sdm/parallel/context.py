@@ -2,8 +2,8 @@
 
 Norms, MLPs, embeddings and the loss work token by token and need no communication. A local layer receives the few
 tokens before its slice from the rank before. A recurrent layer turns slices of time into slices of channels (SDM) or
-heads (GDN, DeltaNet, Mamba2) by an all-to-all, runs over the whole sequence, and turns back: no rank waits for the
-state of another. Full attention gathers keys and values.
+heads (GDN, DeltaNet, KDA, Mamba2, Raven) by an all-to-all, runs over the whole sequence, and turns back: no rank
+waits for the state of another. Full attention gathers keys and values.
 
 Shapes: B batch, T time of the whole sequence, P ranks, H heads, D value channels.
 """
@@ -23,18 +23,19 @@ from torch import Tensor, nn
 from sdm.layers import (
     FullAttention,
     GatedDeltaNet,
+    KimiDeltaAttention,
     Mamba2,
     ProductKeyMemory,
+    Raven,
     ShiftedKeys,
     SlidingWindowAttention,
     SparseDeltaMemory,
     TokenShift,
 )
 from sdm.layers.full_attention import attend_blocks
+from sdm.layers.recurrent_layer import RecurrentLayer
 from sdm.layers.streams import Streams, documents_of, streams_of
 from sdm.models.likelihood import IGNORED
-from sdm.ops.gated_delta_rule import gated_delta_rule
-from sdm.ops.state_space import state_space
 from sdm.parallel.channels import SplitMemory
 from sdm.parallel.collectives import Group, all_to_all, gather_time, tokens_before
 
@@ -69,7 +70,7 @@ def check_context(model: nn.Module, ranks: int, channel: int = 1) -> None:
         inner = layer.layer if isinstance(layer, ShiftedKeys) else layer
         if isinstance(inner, SparseDeltaMemory):
             sizes, what = inner.head_dim // channel, "value channels that a rank has of a memory's head"
-        elif isinstance(inner, GatedDeltaNet | Mamba2):
+        elif isinstance(inner, RecurrentLayer):
             sizes, what = inner.num_heads, "heads of a recurrent layer"
         else:
             continue
@@ -175,8 +176,8 @@ class SlicedShiftedKeys(_OnSlices, ShiftedKeys):
         return self.layer(x, cu_seqlens=cu_seqlens, key_input=shifted)
 
 
-class SlicedDeltaNet(_OnSlices, GatedDeltaNet):
-    """Gated DeltaNet on a slice of time, by heads."""
+class SlicedRecurrent(_OnSlices, RecurrentLayer):
+    """A layer with a small state per head on a slice of time, by heads."""
 
     def forward(  # type: ignore[override]
         self, x: Tensor, cu_seqlens: Tensor | None = None, key_input: Tensor | None = None, **others: object
@@ -185,37 +186,35 @@ class SlicedDeltaNet(_OnSlices, GatedDeltaNet):
         _refuse(**others)
         history = self.conv.kernel_size - 1 if self.conv is not None else 0
         behind = self._before(x, history)
-        projected = self._project(behind, None if key_input is None else self._before(key_input, history))
+        mixed = self._project(behind, None if key_input is None else self._before(key_input, history))
         if self.conv is not None:
             streams = streams_of(behind, None, self._documents(behind, x, cu_seqlens))
-            projected = self.conv(projected, None, streams)[0][:, behind.shape[1] - x.shape[1] :]
-        rule = gated_delta_rule if self.correction else state_space
+            mixed = self.conv(mixed, None, streams)[0][:, behind.shape[1] - x.shape[1] :]
         readings = _over_heads(
-            rule,
-            (*self._heads(projected), *self._gates(x, None)),
+            self._rule,
+            self._tokens(mixed, self._gates(x, None)),
             self.context_group,
             initial_state=self.initial_state,
             cu_seqlens=cu_seqlens,
             backend=self.backend,
         )
-        return self._output(x, readings)
+        return self._output(x, readings, mixed)
 
 
-class SlicedMamba2(_OnSlices, Mamba2):
-    """Mamba2 on a slice of time, by heads."""
+class SlicedDeltaNet(SlicedRecurrent, GatedDeltaNet):
+    """Gated DeltaNet on a slice of time."""
 
-    def forward(self, x: Tensor, cu_seqlens: Tensor | None = None, **others: object) -> Tensor:  # type: ignore[override]
-        """Return this rank's slice of the output, given its slice of the input."""
-        _refuse(**others)
-        behind = self._before(x, self.conv.kernel_size - 1)
-        streams = streams_of(behind, None, self._documents(behind, x, cu_seqlens))
-        mixed = self.conv(self._project(behind), None, streams)[0][:, behind.shape[1] - x.shape[1] :]
-        query, key, value = self._heads(mixed)
-        tokens = (query, key, value, *self._gates(x, None))
-        readings = _over_heads(
-            state_space, tokens, self.context_group, initial_state=None, cu_seqlens=cu_seqlens, backend=self.backend
-        )
-        return self._output(x, readings, value)
+
+class SlicedKimi(SlicedRecurrent, KimiDeltaAttention):
+    """Kimi Delta Attention on a slice of time."""
+
+
+class SlicedMamba2(SlicedRecurrent, Mamba2):
+    """Mamba2 on a slice of time."""
+
+
+class SlicedRaven(SlicedRecurrent, Raven):
+    """Raven on a slice of time."""
 
 
 class SlicedProductKeys(_OnSlices, ProductKeyMemory):
@@ -288,8 +287,10 @@ _SPLIT: dict[type[nn.Module], Callable[[Any, Group], None]] = {
     TokenShift: _becomes(SlicedShift),
     ShiftedKeys: _split_shifted,
     SparseDeltaMemory: _split_memory,
+    KimiDeltaAttention: _becomes(SlicedKimi),  # before GatedDeltaNet, which it is one of
     GatedDeltaNet: _becomes(SlicedDeltaNet),
     Mamba2: _becomes(SlicedMamba2),
+    Raven: _becomes(SlicedRaven),
     FullAttention: _becomes(SlicedFullAttention),
     ProductKeyMemory: _becomes(SlicedProductKeys),
 }

@@ -39,6 +39,7 @@ class DeltaNetType(LayerType):
     scope = "global"
     fields = DeltaNetFields
     state_fields = ("num_attention_heads", "recurrent_key_dim", "short_convolution", "shift_keys", "key_convolution")
+    free_fields = ("shift_convolution",)
 
     def derive(self, config: "SDMConfig") -> None:
         """Check the fields of this layer type and fill in those that are None."""
@@ -56,6 +57,7 @@ class DeltaNetType(LayerType):
             derived(config.num_attention_heads),
             derived(config.recurrent_key_dim),
             conv_size=config.short_convolution,
+            shift_convolution=config.shift_convolution,
             norm_eps=config.rms_norm_eps,
             decay=False,
             correction=config.deltanet_correction,

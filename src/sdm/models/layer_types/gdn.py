@@ -42,7 +42,7 @@ class GatedDeltaNetType(LayerType):
     fields = GatedDeltaNetFields
     ops = ("gated_delta_rule",)
     state_fields = ("num_attention_heads", "recurrent_key_dim", "short_convolution", "shift_keys", "key_convolution")
-    free_fields = ("initial_state_std", "largest_decay_rate")
+    free_fields = ("initial_state_std", "shift_convolution", "largest_decay_rate")
 
     def derive(self, config: "SDMConfig") -> None:
         """Check the fields of this layer type and fill in those that are None."""
@@ -59,6 +59,7 @@ class GatedDeltaNetType(LayerType):
             derived(config.recurrent_key_dim),
             config.gdn_learned_initial_state,
             conv_size=config.short_convolution,
+            shift_convolution=config.shift_convolution,
             initial_state_std=config.initial_state_std,
             largest_decay_rate=config.largest_decay_rate,
             norm_eps=config.rms_norm_eps,

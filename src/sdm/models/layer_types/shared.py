@@ -46,9 +46,12 @@ class DenseMemoryFields:
     """Fields of memories that are a small matrix per head."""
 
     recurrent_key_dim: int | None = None
-    """Key channels per head of GDN, DeltaNet and Mamba2 (its state size). Derived: head_dim / 2."""
+    """Key channels per head of GDN, DeltaNet, KDA and Mamba2 (its state size). Derived: head_dim / 2."""
     short_convolution: int = 4
-    """Taps of the short convolutions of GDN, DeltaNet and Mamba2; 0 leaves the first two's out."""
+    """Taps of the short convolutions of GDN, DeltaNet, KDA and Mamba2; 0 leaves those of the first three out."""
+    shift_convolution: bool = False
+    """Start the short convolutions of GDN, DeltaNet and KDA with the keys at the token before and the rest at the token
+    itself. An aid for very small models, together with tie_query_initialization; no published model uses it."""
 
 
 def derive_dense_memory(config: "SDMConfig") -> None:
@@ -56,6 +59,11 @@ def derive_dense_memory(config: "SDMConfig") -> None:
     check_sizes(config, "recurrent_key_dim")
     if not isinstance(config.short_convolution, int) or config.short_convolution < 0:
         raise ValueError(f"short_convolution must be a number of taps, or 0, got {config.short_convolution!r}")
+    if config.shift_convolution and config.short_convolution < 2:
+        raise ValueError(
+            "shift_convolution needs a short_convolution of at least 2 taps, to see the token before, got "
+            f"{config.short_convolution}"
+        )
     if config.recurrent_key_dim is None:
         config.recurrent_key_dim = derived(config.head_dim) // 2
 

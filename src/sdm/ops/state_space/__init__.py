@@ -38,8 +38,8 @@ def state_space(
     In the letters of SSD, query is C, key is B, value is x, beta is the time step Δ, log_decay is Δ A and M is the
     transpose of h. Its skip connection D x is the layer's.
 
-    The arguments are those of `gated_delta_rule`, which says more about them, and so are the results, but for log_decay,
-    which is `[B,T,H]`. The backends are "reference" and "chunked".
+    The arguments are those of `gated_delta_rule`, which says more about them, and so are the results, but for
+    log_decay, which is `[B,T,H]`. The backends are "reference" and "chunked".
     """
     tokens = Tokens(query, key, value, beta, log_decay)
     check_state(tokens, initial_state, cu_seqlens, by_channel=False)
