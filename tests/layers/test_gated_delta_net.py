@@ -101,3 +101,21 @@ def test_a_state_of_another_layer_is_refused() -> None:
         GatedDeltaNet(16, 2)(x, GatedDeltaNet(16, 4).start_state(2))
     with pytest.raises(ValueError, match=r"state\.tail must be of this layer"):
         GatedDeltaNet(16, 2)(x, GatedDeltaNet(16, 2, conv_size=0).start_state(2))
+
+
+def test_a_convolution_that_starts_as_a_shift() -> None:
+    """Keys start at the token before, queries and values at the token: with W_q = W_k a token finds its successor."""
+    layer = GatedDeltaNet(16, 2, shift_convolution=True)
+    with torch.no_grad():
+        layer.query_proj.weight.copy_(layer.key_proj.weight)
+    x = torch.randn(2, 9, 16)
+    assert layer.conv is not None
+    query, key, value = layer._heads(layer.conv(layer._project(x, None), None, Streams(2))[0])
+    assert_close([key[:, 1:]], [query[:, :-1] * layer.key_dim**0.5], 1e-6)
+    assert not key[:, 0].any()
+    assert_close([value.flatten(-2)], [F.silu(layer.value_proj(x))], 1e-6)
+    layer(x).square().sum().backward()
+    assert layer.conv.weight.grad is not None
+    assert bool((layer.conv.weight.grad.abs().sum(0) > 0).all())  # every tap learns
+    with pytest.raises(ValueError, match=r"shift_convolution needs a conv_size of at least 2, .* got 1"):
+        GatedDeltaNet(16, 2, conv_size=1, shift_convolution=True)

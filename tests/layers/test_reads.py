@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from sdm.layers import (
     FullAttention,
     GatedDeltaNet,
+    KimiDeltaAttention,
     Mamba2,
     ShiftedKeys,
     SlidingWindowAttention,
@@ -23,6 +24,7 @@ LAYERS: dict[str, Callable[[], nn.Module]] = {
     "sdm": lambda: SparseDeltaMemory(32, 2, num_slots=16, num_writes=4, num_reads=4),
     "slot rule": lambda: SparseDeltaMemory(32, 1, 64, num_writes=4, num_reads=6, update="slot", decay_per_write=True),
     "gdn": lambda: GatedDeltaNet(32, 2),
+    "kda": lambda: KimiDeltaAttention(32, 2),
     "linear attention": lambda: GatedDeltaNet(32, 2, correction=False),
     "mamba2": lambda: Mamba2(32, 2),
     "grouped mamba2": lambda: Mamba2(32, 4, num_groups=2),

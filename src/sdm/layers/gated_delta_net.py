@@ -146,7 +146,7 @@ class GatedDeltaNet(RecurrentLayer):
             beta, log_decay = beta * valid.unsqueeze(-1), log_decay * valid.unsqueeze(-1)
         return beta, log_decay
 
-    def _output(self, x: Tensor, readings: Tensor, mixed: Tensor) -> Tensor:
+    def _output(self, x: Tensor, readings: Tensor, value: Tensor | None = None) -> Tensor:
         gate = self.gate_proj(x)
         gate = F.silu(gate) if self.output_gate == "silu" else torch.sigmoid(gate)
         normed = self.output_norm(readings.to(self.output_norm.weight.dtype))

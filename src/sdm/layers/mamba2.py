@@ -110,8 +110,8 @@ class Mamba2(RecurrentLayer):
             beta, log_decay = beta * valid.unsqueeze(-1), log_decay * valid.unsqueeze(-1)
         return beta, log_decay
 
-    def _output(self, x: Tensor, readings: Tensor, mixed: Tensor) -> Tensor:
-        value, gate = self._heads(mixed)[2], F.silu(self.gate_proj(x))
+    def _output(self, x: Tensor, readings: Tensor, value: Tensor) -> Tensor:
+        gate = F.silu(self.gate_proj(x))
         gated = (readings + self.skip.to(value.dtype).unsqueeze(-1) * value).flatten(-2) * gate
         return self.out_proj(self.output_norm(gated.to(self.output_norm.weight.dtype)))
 

@@ -126,7 +126,7 @@ class Raven(RecurrentLayer):
     def _tokens(self, mixed: Tensor, gates: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
         return *self._heads(mixed), gates[1]
 
-    def _output(self, x: Tensor, readings: Tensor, mixed: Tensor) -> Tensor:
+    def _output(self, x: Tensor, readings: Tensor, value: Tensor) -> Tensor:
         gate = F.silu(self.gate_proj(x))
         normed = self.output_norm(F.silu(readings).to(self.output_norm.weight.dtype))
         return self.out_proj(normed.flatten(-2).to(gate.dtype) * gate)

@@ -154,17 +154,13 @@ def _dense_memory_reads(
     assert state is None or isinstance(state, RecurrentState)
     streams = streams_of(x, attention_mask, None)
     aligned = streams.align(x)
-    if isinstance(layer, Mamba2):
-        if key_input is not None:
-            raise TypeError("Mamba2 takes no keys from another input, so it cannot be inside of ShiftedKeys")
-        projected = layer._project(aligned)
-    else:
-        projected = layer._project(aligned, None if key_input is None else streams.align(key_input))
+    projected = layer._project(aligned, None if key_input is None else streams.align(key_input))
     if layer.conv is not None:
         projected, _ = layer.conv(projected, None if state is None else state.tail, streams)
     beta, log_decay = layer._gates(aligned, streams.valid(x.shape[1]))
-    query, key, value = (streams.restore(part.flatten(-2)).view_as(part) for part in layer._heads(projected))
-    beta, log_decay = streams.restore(beta), streams.restore(log_decay)
+    query, key, value, beta, log_decay = (
+        streams.restore(part.flatten(2)).view_as(part) for part in (*layer._heads(projected), beta, log_decay)
+    )
     slots = torch.arange(layer.key_dim, device=x.device).expand_as(key)
     tokens = Tokens(slots, key, value, beta, log_decay, slots, query)
     table = (layer.start_state(len(x)) if state is None else state).memory

@@ -57,8 +57,8 @@ class RecurrentLayer(nn.Module):
         aligned = streams.align(x)
         projected = self._project(aligned, None if key_input is None else streams.align(key_input))
         gates = self._gates(aligned, streams.valid(x.shape[1]))
-        readings, mixed, after = self._recur(projected, gates, state, streams, return_state, cu_seqlens)
-        y = streams.restore(self._output(aligned, readings, mixed))
+        readings, value, after = self._recur(projected, gates, state, streams, return_state, cu_seqlens)
+        y = streams.restore(self._output(aligned, readings, value))
         return y if after is None else (y, after)
 
     @torch.no_grad()
@@ -74,9 +74,10 @@ class RecurrentLayer(nn.Module):
         return self._output(x, *self._mix_token_(projected, gates, state))
 
     def _mix_token_(self, projected: Tensor, gates: tuple[Tensor, ...], state: RecurrentState) -> tuple[Tensor, Tensor]:
-        """The readings [B,H,D] of one token and what the convolution gives [B,C], from what is projected."""
+        """The readings and the value [B,H,D] of one token, from what is projected."""
         mixed = projected if self.conv is None else self.conv.step_(projected, state.tail)
-        return self._step_rule_(state.memory, *self._tokens(mixed, gates), backend=self.backend), mixed
+        token = self._tokens(mixed, gates)
+        return self._step_rule_(state.memory, *token, backend=self.backend), token[2]
 
     @torch.no_grad()
     def extend_(
@@ -100,12 +101,12 @@ class RecurrentLayer(nn.Module):
             tokens = [
                 self._mix_token_(projected[:, t], tuple(gate[:, t] for gate in gates), state) for t in range(x.shape[1])
             ]
-            readings, mixed = (torch.stack(parts, dim=1) for parts in zip(*tokens, strict=True))
-            return self._output(aligned, readings, mixed)
-        readings, mixed, after = self._recur(projected, gates, state, streams, True, None)
+            readings, value = (torch.stack(parts, dim=1) for parts in zip(*tokens, strict=True))
+            return self._output(aligned, readings, value)
+        readings, value, after = self._recur(projected, gates, state, streams, True, None)
         assert after is not None
         state.assign_(after)
-        return streams.restore(self._output(aligned, readings, mixed))
+        return streams.restore(self._output(aligned, readings, value))
 
     @torch.no_grad()
     def replay_(self, state: RecurrentState, undo: RecurrentUndo) -> None:
@@ -124,18 +125,19 @@ class RecurrentLayer(nn.Module):
         return_state: bool,
         cu_seqlens: Tensor | None,
     ) -> tuple[Tensor, Tensor, RecurrentState | None]:
-        """Readings [B,T,H,D], what the convolution gives [B,T,C] and the state after the last token."""
+        """Readings and values [B,T,H,D] and the state after the last token, from what is projected."""
         mixed, tail = projected, projected.new_zeros(streams.count, 0, 0)
         if self.conv is not None:
             mixed, tail = self.conv(projected, state.tail if state is not None else None, streams)
+        tokens = self._tokens(mixed, gates)
         readings, memory = self._rule(
-            *self._tokens(mixed, gates),
+            *tokens,
             initial_state=self.initial_state if state is None else state.memory,
             output_final_state=return_state,
             cu_seqlens=cu_seqlens,
             backend=self.backend,
         )
-        return readings, mixed, None if memory is None else RecurrentState(memory, tail)
+        return readings, tokens[2], None if memory is None else RecurrentState(memory, tail)
 
     def no_weight_decay(self) -> set[str]:
         """Names of the parameters that an optimizer should not decay; see `sdm.layers.interface`."""
@@ -171,7 +173,7 @@ class RecurrentLayer(nn.Module):
         raise NotImplementedError
 
     def _tokens(self, mixed: Tensor, gates: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
-        """What the rule takes of each token."""
+        """What the rule takes of each token: query, key and value first."""
         return *self._heads(mixed), *gates
 
     def _rule(self, *tokens: Tensor, **options: Any) -> tuple[Tensor, Tensor | None]:
@@ -182,6 +184,6 @@ class RecurrentLayer(nn.Module):
         """Readings [B,H,D] of one token; the memory changes in place."""
         raise NotImplementedError
 
-    def _output(self, x: Tensor, readings: Tensor, mixed: Tensor) -> Tensor:
-        """The output [...,hidden_size]."""
+    def _output(self, x: Tensor, readings: Tensor, value: Tensor) -> Tensor:
+        """The output [...,hidden_size], from the input and, per head, what is read and the value."""
         raise NotImplementedError

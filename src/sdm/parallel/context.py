@@ -190,15 +190,16 @@ class SlicedRecurrent(_OnSlices, RecurrentLayer):
         if self.conv is not None:
             streams = streams_of(behind, None, self._documents(behind, x, cu_seqlens))
             mixed = self.conv(mixed, None, streams)[0][:, behind.shape[1] - x.shape[1] :]
+        tokens = self._tokens(mixed, self._gates(x, None))
         readings = _over_heads(
             self._rule,
-            self._tokens(mixed, self._gates(x, None)),
+            tokens,
             self.context_group,
             initial_state=self.initial_state,
             cu_seqlens=cu_seqlens,
             backend=self.backend,
         )
-        return self._output(x, readings, mixed)
+        return self._output(x, readings, tokens[2])
 
 
 class SlicedDeltaNet(SlicedRecurrent, GatedDeltaNet):
