@@ -48,6 +48,7 @@ LAYERS: dict[str, Callable[[], nn.Module]] = {
     "kda-learned": lambda: KimiDeltaAttention(SIZE, 2, 3, learned_initial_state=True, decay_rank=2, conv_size=0),
     "kda-shifted": lambda: ShiftedKeys(KimiDeltaAttention(SIZE, 2), taps=3),
     "raven": lambda: Raven(SIZE, 2),
+    "raven-shifted": lambda: ShiftedKeys(Raven(SIZE, 2)),
     "raven-slots": lambda: Raven(SIZE, 4, key_dim=3, num_slots=9, num_writes=4),
     "fwpkm": lambda: FastWeightMemory(SIZE, 25, 4, chunk_size=5),
     "fwpkm-one": lambda: FastWeightMemory(SIZE, 16, 3, key_dim=6, chunk_size=1, lookahead=False),

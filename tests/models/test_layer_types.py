@@ -172,7 +172,7 @@ def test_what_cannot_be_registered() -> None:
     assert "other" not in LAYER_TYPES
 
 
-@pytest.mark.parametrize("kind", ["sdm", "gdn"])
+@pytest.mark.parametrize("kind", ["sdm", "gdn", "kda", "raven"])
 def test_layer_types_initialize_their_layers(tmp_path: Path, kind: str) -> None:
     """Queries begin equal to keys, unless a checkpoint brings others: without this, small models learn no recall."""
     for shifted in (False, True):
@@ -187,7 +187,7 @@ def test_layer_types_initialize_their_layers(tmp_path: Path, kind: str) -> None:
     assert torch.equal(loaded.model.layers[-1].mixer.layer.query_proj.weight, memory.query_proj.weight)
 
 
-@pytest.mark.parametrize("kind", ["sdm", "gdn", "deltanet"])
+@pytest.mark.parametrize("kind", ["sdm", "gdn", "deltanet", "kda", "raven"])
 def test_a_key_convolution_starts_as_the_shift_and_learns(kind: str) -> None:
     shifted = sdm.SDMForCausalLM(tiny_config(kind, shift_keys=True))
     model = sdm.SDMForCausalLM(tiny_config(kind, key_convolution=4))
@@ -213,5 +213,42 @@ def test_a_key_convolution_starts_as_the_shift_and_learns(kind: str) -> None:
     ],
 )
 def test_key_convolutions_that_cannot_work(fields: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        tiny_config(**fields)
+
+
+@pytest.mark.parametrize("kind", ["gdn", "deltanet", "kda"])
+def test_short_convolutions_that_start_as_a_shift(tmp_path: Path, kind: str) -> None:
+    """Keys start at the token before and W_q = W_k: the key of a token is the query of the one before."""
+    config = tiny_config(kind, shift_convolution=True, tie_query_initialization=True)
+    model = sdm.SDMForCausalLM(config)
+    mixer = model.model.layers[-1].mixer
+    heads = config.num_attention_heads * config.recurrent_key_dim
+    expected = torch.zeros_like(mixer.conv.weight)
+    expected[:, -1] = 1
+    expected[heads : 2 * heads] = torch.tensor([0.0, 0.0, 1.0, 0.0])
+    assert torch.equal(mixer.conv.weight, expected)
+    assert torch.equal(mixer.query_proj.weight, mixer.key_proj.weight)
+    with torch.no_grad():
+        mixer.conv.weight.mul_(2)
+    model.save_pretrained(tmp_path)  # an initialisation: a saved model keeps what it has learned
+    loaded = sdm.SDMForCausalLM.from_pretrained(tmp_path)
+    assert torch.equal(loaded.model.layers[-1].mixer.conv.weight, mixer.conv.weight)
+    with pytest.raises(ValueError, match="shift_convolution needs a short_convolution of at least 2 taps"):
+        tiny_config(kind, shift_convolution=True, short_convolution=1)
+
+
+@pytest.mark.parametrize(
+    ("fields", "message"),
+    [
+        ({"raven_slots": 4, "raven_writes": 5}, "raven_writes = 5 exceeds raven_slots = 4"),
+        ({"fwpkm_slots": 24}, "fwpkm_slots must be a perfect square"),
+        ({"fwpkm_reads": 26}, "fwpkm_reads = 26 exceeds fwpkm_slots = 25"),
+        ({"fwpkm_key_dim": 5}, "fwpkm_key_dim must be even"),
+        ({"fwpkm_chunk": 0}, "fwpkm_chunk must be a positive integer"),
+        ({"kda_decay_rank": 0}, "kda_decay_rank must be a positive integer"),
+    ],
+)
+def test_sizes_of_rivals_that_cannot_work(fields: dict[str, Any], message: str) -> None:
     with pytest.raises(ValueError, match=message):
         tiny_config(**fields)

@@ -35,6 +35,8 @@ class RecurrentLayer(nn.Module):
     backend: str
     conv: ShortConvolution | None
     initial_state: nn.Parameter | None
+    query_proj: nn.Linear
+    key_proj: nn.Linear
     value_proj: nn.Linear
 
     def forward(

@@ -12,8 +12,8 @@ import torch
 from torch import Tensor, nn
 
 from sdm.layers.determinism import is_deterministic, token_by_token
-from sdm.layers.gated_delta_net import GatedDeltaNet
 from sdm.layers.interface import check_input, without_weight_decay
+from sdm.layers.recurrent_layer import RecurrentLayer
 from sdm.layers.short_convolution import ShortConvolution
 from sdm.layers.sparse_delta_memory import SparseDeltaMemory
 from sdm.layers.state import LayerState, Record, Undo, check_state
@@ -70,7 +70,7 @@ class ShiftedKeys(nn.Module):
     which training may leave, instead of a rule.
     """
 
-    def __init__(self, layer: SparseDeltaMemory | GatedDeltaNet, taps: int = 0) -> None:
+    def __init__(self, layer: SparseDeltaMemory | RecurrentLayer, taps: int = 0) -> None:
         super().__init__()
         if taps and taps < 2:
             raise ValueError(f"taps must be 0 or at least 2, to see the token before, got {taps}")

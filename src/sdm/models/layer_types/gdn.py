@@ -39,10 +39,10 @@ class GatedDeltaNetType(LayerType):
 
     name = "gdn"
     scope = "global"
-    fields = GatedDeltaNetFields
+    fields: type = GatedDeltaNetFields
     ops = ("gated_delta_rule",)
     state_fields = ("num_attention_heads", "recurrent_key_dim", "short_convolution", "shift_keys", "key_convolution")
-    free_fields = ("initial_state_std", "shift_convolution", "largest_decay_rate")
+    free_fields: tuple[str, ...] = ("initial_state_std", "shift_convolution", "largest_decay_rate")
 
     def derive(self, config: "SDMConfig") -> None:
         """Check the fields of this layer type and fill in those that are None."""

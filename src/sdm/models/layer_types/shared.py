@@ -6,7 +6,8 @@ from typing import TYPE_CHECKING
 from torch import nn
 from transformers import initialization as init
 
-from sdm.layers import GatedDeltaNet, ShiftedKeys, SparseDeltaMemory
+from sdm.layers import ShiftedKeys, SparseDeltaMemory
+from sdm.layers.recurrent_layer import RecurrentLayer
 from sdm.models.layer_types.base import check_sizes, derived
 
 if TYPE_CHECKING:
@@ -31,14 +32,15 @@ class DecayFields:
 
 @dataclass
 class KeyAids:
-    """Fields that help very small models with SDM or GDN to find keys. The paper's models use none of them."""
+    """Fields that help very small models to find keys, with SDM, GDN, DeltaNet, KDA or Raven. The paper's models use
+    none of them."""
 
     shift_keys: bool = False
-    """Take the keys of SDM and GDN from the token before."""
+    """Take the keys of SDM, GDN, DeltaNet, KDA and Raven from the token before."""
     key_convolution: int = 0
-    """Taps of a convolution in front of the keys of SDM and GDN that starts as the token before; 0: none."""
+    """Taps of a convolution in front of the keys of the same layers that starts as the token before; 0: none."""
     tie_query_initialization: bool = False
-    """Initialise W_q of SDM and GDN equal to W_k."""
+    """Initialise W_q of the same layers equal to W_k."""
 
 
 @dataclass
@@ -77,7 +79,7 @@ def check_key_aids(config: "SDMConfig") -> None:
         raise ValueError("key_convolution and shift_keys both say where keys come from; give one of them")
 
 
-def shifted(layer: SparseDeltaMemory | GatedDeltaNet, config: "SDMConfig") -> nn.Module:
+def shifted(layer: SparseDeltaMemory | RecurrentLayer, config: "SDMConfig") -> nn.Module:
     """Wrap a memory so that it takes its keys from earlier tokens, if the configuration asks for it."""
     return ShiftedKeys(layer, config.key_convolution) if config.shift_keys or config.key_convolution else layer
 
@@ -95,7 +97,7 @@ def shifted_parameters(config: "SDMConfig") -> int:
 def tie_queries(layer: nn.Module, config: "SDMConfig") -> None:
     """Initialise the query projection equal to the key projection, if the configuration asks for it."""
     memory = layer.layer if isinstance(layer, ShiftedKeys) else layer
-    if config.tie_query_initialization and isinstance(memory, (SparseDeltaMemory, GatedDeltaNet)):
+    if config.tie_query_initialization and isinstance(memory, (SparseDeltaMemory, RecurrentLayer)):
         init.copy_(memory.query_proj.weight, memory.key_proj.weight)
 
 
