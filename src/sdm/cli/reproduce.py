@@ -1,4 +1,4 @@
-"""`sdm reproduce quick`, `mini`, `crossover`, `graft`, `ruler`, `facts`, `heads` and
+"""`sdm reproduce quick`, `mini`, `crossover`, `graft`, `ruler`, `facts`, `heads`, `rivals` and
 `paper`."""
 
 from __future__ import annotations
@@ -204,6 +204,41 @@ class Heads:
 
 
 @dataclass(frozen=True)
+class Rivals:
+    """KDA, Raven and FwPKM beside SDM and GDN, in recall and on a level of the tiny ladder. Takes hours; the options
+    select a part of it."""
+
+    output: Path = Path("runs/rivals")
+    """Folder of the runs, the figures and report.html."""
+    processes: int = 2
+    """Runs at a time, one thread each."""
+    steps: int = 450
+    """Steps of the models of recall."""
+    seeds: int = 3
+    """Seeds of every model."""
+    rates: tuple[float, ...] = (1.5e-3, 3e-3, 6e-3)
+    """Learning rates of the models of recall."""
+    code_rates: tuple[float, ...] = (5e-3, 1e-2)
+    """Learning rates of the models of code; none leaves them out."""
+    forms: Literal["all", "first"] = "all"
+    """All forms of SDM and Raven in recall, or the first one of each model."""
+    report_only: bool = False
+    """Run nothing, and write the page from the runs that are there."""
+    json: bool = False
+    """Print the findings as JSON instead of tables."""
+
+    def run(self) -> None:
+        """Run the study and print its findings."""
+        from sdm.reproduce.rivals import rivals_study
+
+        for name, value in (("steps", self.steps), ("seeds", self.seeds), ("rates", len(self.rates))):
+            if value < 1:
+                raise UserError(f"--{name} must be at least 1, got {value}")
+        study = rivals_study(self.steps, self.seeds, self.rates, self.code_rates, self.forms == "all")
+        _run(study, self.output, self.processes, self.report_only, self.json)
+
+
+@dataclass(frozen=True)
 class Paper:
     """Write the paper's experiments at a level of its ladder, for machines with GPUs: runs and commands."""
 
@@ -312,6 +347,7 @@ class Reproduce(Command):
         | Annotated[Ruler, tyro.conf.subcommand("ruler")]
         | Annotated[Facts, tyro.conf.subcommand("facts")]
         | Annotated[Heads, tyro.conf.subcommand("heads")]
+        | Annotated[Rivals, tyro.conf.subcommand("rivals")]
         | Annotated[Paper, tyro.conf.subcommand("paper")]
     ]
 

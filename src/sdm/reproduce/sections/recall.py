@@ -22,7 +22,7 @@ from sdm.reproduce.study import (
 )
 
 Forms = Mapping[str, Mapping[str, Mapping[float, Variant]]]
-"""By architecture ("sdm", "gdn", "full_attention") and by the label of a form: its variants by learning rate."""
+"""By architecture ("sdm", "gdn", "full_attention", ...) and by the label of a form: its variants by learning rate."""
 Score = Callable[[StudyResults, Variant], float | None]
 """What the learning rate of a form and the form of an architecture are chosen by; the largest is taken."""
 RULER = "RULER (13 tasks), 1.4B: SDM 31.2, GDN 20.0, full attention 32.5; 8B: 50.2, 34.2, 61.2"
@@ -32,7 +32,13 @@ STATE_RECALL = Section(
     "A larger state at the same parameters and FLOPs per token improves long-context recall.",
     RULER,
 )
-SEQUENCES = {"sdm": "SDM, more slots", "gdn": "GDN, fewer and wider heads"}
+SEQUENCES = {
+    "sdm": "SDM, more slots",
+    "gdn": "GDN, fewer and wider heads",
+    "kda": "KDA",
+    "raven": "Raven, more slots",
+    "fwpkm": "FwPKM",
+}
 
 
 @dataclass(frozen=True)

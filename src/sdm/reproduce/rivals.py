@@ -1,0 +1,151 @@
+"""`sdm reproduce rivals`: SDM and GDN beside KDA, Raven and FwPKM, in recall and on the tiny ladder.
+
+Recall: accuracy against the size of the state at about equal FLOPs, with a sweep of every model's learning rate. Code:
+a level of the tiny ladder of `recipes.mini` at two learning rates. The aids of small models are given to all: SDM, GDN,
+KDA and Raven take their keys from the token before with W_q = W_k at the start; FwPKM stores under each token what
+follows it by its own rule.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+from sdm.evaluation.measurement import Measurement
+from sdm.evaluation.position import Position
+from sdm.evaluation.recall import Recall
+from sdm.reproduce.mini import choice_accuracy
+from sdm.reproduce.quick import WORDS
+from sdm.reproduce.recipes import mini as mini_recipe
+from sdm.reproduce.recipes import recall as recall_recipe
+from sdm.reproduce.recipes.mini import Architecture, mini
+from sdm.reproduce.recipes.recall import recall
+from sdm.reproduce.sections.loss import comparison_section
+from sdm.reproduce.sections.recall import Forms, recall_section
+from sdm.reproduce.study import WRITE_RULE, Section, Study, StudyResults, Variant
+from sdm.run.config import TrainConfig
+
+PAIRS = 256
+RATES = (1.5e-3, 3e-3, 6e-3)
+CODE_RATES = (5e-3, 1e-2)
+LEVEL = 3
+LABELS = {"sdm": "SDM", "gdn": "GDN", "kda": "KDA", "raven": "Raven", "fwpkm": "FwPKM"}
+# Fields that make the models of recall about equal in FLOPs; GDN and KDA have one head of 64 key channels, and Raven
+# one of 32.
+RECALL: dict[str, dict[str, dict[str, Any]]] = {
+    "sdm": {"N = 1,024": {"num_slots": 1024}, "N = 64": {"num_slots": 64}},
+    "gdn": {"1x64": {}},
+    "kda": {"1x64": {"kda_decay_rank": 16}},
+    "raven": {
+        "M = 64": {"raven_slots": 64, "raven_writes": 8},
+        "M = 256": {"raven_slots": 256, "raven_writes": 32},
+    },
+    "fwpkm": {"N = 1,024": {"fwpkm_slots": 1024, "fwpkm_chunk": 16}},
+}
+CODE: dict[str, dict[str, Any]] = {"kda": {"kda_decay_rank": 8}, "fwpkm": {"fwpkm_chunk": 64}}
+MEASURED: dict[str, Measurement] = {
+    "recall": Recall(sizes=(64, 128, 256), rows=16),
+    "choice": Recall(sizes=(PAIRS,), rows=32, seed=2),
+}
+POSITION: dict[str, Measurement] = {
+    "position": Position(gain=False, split="test"),
+    "valid": Position(gain=False, split="valid"),
+}
+UNTUNED = (
+    "KDA, Raven and FwPKM are written from their equations at a scale that their authors never published; only the "
+    "learning rate is swept, and no other choice of theirs is tuned",
+    "sizes follow the width: Raven has one head of 32 key channels (published: 256 slots of 400M parameters), FwPKM 8 "
+    "reads and chunks of 16 tokens in recall and 64 in code (published: 512 x 512 slots and chunks of 512), KDA decays "
+    "of rank 16 and 8",
+    "FwPKM has a table per stream that starts empty; the published code shares one over the batch and never resets it",
+)
+
+
+def recall_config(kind: str, fields: Mapping[str, Any], lr: float, steps: int, seed: int) -> TrainConfig:
+    """A model of recall with one head where its layer has heads."""
+    config = recall("gdn", key_dim=64, num_pairs=PAIRS, lr=lr, steps=steps, batch_size=2, seed=seed)
+    return replace(config, model=replace(config.model, layer_types=("token_shift", kind), **fields))
+
+
+def recall_forms(rates: Sequence[float], steps: int, seeds: int) -> Forms:
+    """The models of recall: every form at every learning rate."""
+
+    def variant(kind: str, form: str, lr: float) -> Variant:
+        name = f"recall-{kind}-{form.replace(' ', '').replace(',', '')}-lr{lr:g}-seed{{seed}}"
+        fields = RECALL[kind][form]
+        return Variant(
+            name, f"{LABELS[kind]}, {form}", lambda seed: recall_config(kind, fields, lr, steps, seed), MEASURED, seeds
+        )
+
+    return {
+        kind: {f"{LABELS[kind]}, {form}": {lr: variant(kind, form, lr) for lr in rates} for form in forms}
+        for kind, forms in RECALL.items()
+    }
+
+
+def code_variants(rates: Sequence[float], seeds: int) -> list[Variant]:
+    """The models of code."""
+
+    def variant(kind: str, lr: float) -> Variant:
+        known: Architecture = "sdm" if kind == "sdm" else "gdn"
+        fields = {"global_layer": kind, **CODE.get(kind, {})}
+        name, label = f"code-{kind}-lr{lr:g}-seed{{seed}}", f"{LABELS[kind]}, lr {lr:g}"
+        return Variant(name, label, lambda seed: mini(LEVEL, known, lr=lr, seed=seed, model=fields), POSITION, seeds)
+
+    return [variant(kind, lr) for kind in LABELS for lr in rates]
+
+
+def rivals_study(
+    steps: int = 450, seeds: int = 3, rates: Sequence[float] = RATES, code_rates: Sequence[float] = CODE_RATES
+) -> Study:
+    """The study of `sdm reproduce rivals`.
+
+    Args:
+        steps: Steps of the models of recall.
+        seeds: Seeds of every model.
+        rates: Learning rates of recall.
+        code_rates: Learning rates of the models of code; none leaves them out.
+    """
+    forms, code = recall_forms(rates, steps, seeds), code_variants(code_rates, seeds)
+    groups = {"recall": [one for group in forms.values() for by_rate in group.values() for one in by_rate.values()]}
+    recalled = recall_section(
+        Section(
+            "recall",
+            "Recall beside rivals of 2026",
+            "The paper compares SDM with GDN and Mamba2, and cites FwPKM.",
+            "not reported",
+            (WRITE_RULE, *recall_recipe.DEVIATIONS, *UNTUNED),
+        ),
+        forms,
+        PAIRS,
+        choice_accuracy,
+        "the mean accuracy over seeds on other rows of the task",
+    )
+    sections = [replace(recalled, claims=())]
+    if code:
+        groups["code"] = code
+        section = Section(
+            "code",
+            f"Code: level {LEVEL} of the tiny ladder",
+            "The paper compares SDM with GDN and Mamba2, and cites FwPKM.",
+            "not reported",
+            (WRITE_RULE, *mini_recipe.DEVIATIONS, *UNTUNED),
+            "Choose a rate by the line below, whose documents are others than those of the table.",
+        )
+        sections.append(comparison_section(section, code, (), base=code[len(code_rates)], summary=_valid(code)))
+    lead = (
+        "Kimi Delta Attention (KDA) is GDN with a decay for each key channel. Raven writes tokens into a few slots "
+        "that a router chooses and reads all slots by a softmax. FwPKM reads a few rows of a table by product keys and "
+        f"corrects them by gradient steps, chunk by chunk.\n\n{WORDS}"
+    )
+    return Study("rivals", "SDM beside rivals of 2026", lead, groups, tuple(sections))
+
+
+def _valid(code: Sequence[Variant]) -> Any:
+    def summary(results: StudyResults) -> str:
+        means = {one.label: results.mean(one, measurement="valid") for one in code}
+        words = "; ".join(f"{label} {mean.value:.3f}" for label, mean in means.items() if mean)
+        return f"nats per token on the documents that rates are chosen on: {words}" if words else ""
+
+    return summary
