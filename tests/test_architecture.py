@@ -135,10 +135,11 @@ PUBLIC = {
     sdm.ops: {
         *("available_backends", "product_key_topk", "gated_delta_rule", "gated_delta_step_"),
         *("sparse_delta_map", "sparse_delta_rule", "sparse_delta_rule_", "sparse_delta_step_"),
-        *("state_space", "state_space_step_"),
+        *("state_space", "state_space_step_", "slot_attention", "slot_attention_step_"),
     },
     sdm.layers: {
         *("FullAttention", "GatedDeltaNet", "GatedMLP", "Mamba2", "ProductKeyMemory", "ShiftedKeys"),
+        *("FastWeightMemory", "FastWeightState", "KimiDeltaAttention", "Raven"),
         *("SlidingWindowAttention", "SparseDeltaMemory", "TokenShift", "SequenceLayer", "LayerState", "KeyValueState"),
         *(
             "deterministic",
@@ -176,6 +177,9 @@ SIGNATURES = {
         *("*update", "*backend"),
     ),
     "product_key_topk": ("scores", "k", "*backend"),
+    "slot_attention": (
+        *("query", "key", "value", "log_decay", "*initial_state", "*output_final_state", "*cu_seqlens", "*backend"),
+    ),
     "gated_delta_rule": (
         *("query", "key", "value", "beta", "log_decay", "*initial_state", "*output_final_state", "*cu_seqlens"),
         "*backend",

@@ -121,7 +121,7 @@ class FastWeightMemory(nn.Module):
         self.hidden_size, self.num_slots, self.num_reads = hidden_size, num_slots, num_reads
         self.key_dim, self.chunk_size, self.lookahead, self.backend = key_dim, chunk_size, lookahead, backend
         self.side = math.isqrt(num_slots)
-        self.query_proj = nn.Linear(hidden_size, key_dim)
+        self.query_proj = Float32Linear(hidden_size, key_dim)  # distances and the steps of the keys need its digits
         self.value_proj = nn.Linear(hidden_size, hidden_size)
         self.beta_proj = Float32Linear(hidden_size, _GATES)
         self.initial_keys = nn.Parameter(torch.empty(2, self.side, key_dim // 2))
@@ -214,8 +214,7 @@ class FastWeightMemory(nn.Module):
     def _features(self, x: Tensor, valid: Tensor | None) -> Tensor:
         """Query, value, gate and a one for each token, side by side; zeros for padding."""
         gate = torch.sigmoid(self.beta_proj(x).mean(-1, keepdim=True))
-        query, value = self.query_proj(x).to(gate.dtype), self.value_proj(x).to(gate.dtype)
-        value = F.layer_norm(value, (self.hidden_size,))
+        query, value = self.query_proj(x), F.layer_norm(self.value_proj(x).to(gate.dtype), (self.hidden_size,))
         features = torch.cat((query, value, gate, torch.ones_like(gate)), dim=-1)
         return features if valid is None else features * valid.unsqueeze(-1)
 
@@ -328,7 +327,8 @@ class FastWeightMemory(nn.Module):
         slope = share * (slope - (share * slope).sum(-1, keepdim=True)) / query.shape[1]
         pull = torch.zeros_like(scores).scatter(-1, index, 2 * slope * best.exp())
         halves = query.unflatten(-1, (2, -1)).transpose(1, 2)
-        moved = pull.transpose(-1, -2) @ halves - pull.sum(-2).unsqueeze(-1) * keys.to(query.dtype)
+        with torch.autocast(query.device.type, enabled=False):  # a rounded step would address other slots
+            moved = pull.transpose(-1, -2) @ halves - pull.sum(-2).unsqueeze(-1) * keys.to(query.dtype)
         return keys + moved.to(keys.dtype)
 
     def _output(self, read: Tensor, features: Tensor, dtype: torch.dtype) -> Tensor:
