@@ -68,8 +68,8 @@ def recall_config(kind: str, fields: Mapping[str, Any], lr: float, steps: int, s
     return replace(config, model=replace(config.model, layer_types=("token_shift", kind), **fields))
 
 
-def recall_forms(rates: Sequence[float], steps: int, seeds: int) -> Forms:
-    """The models of recall: every form at every learning rate."""
+def recall_forms(rates: Sequence[float], steps: int, seeds: int, every_form: bool = True) -> Forms:
+    """The models of recall: every form at every learning rate, or the first form of each."""
 
     def variant(kind: str, form: str, lr: float) -> Variant:
         name = f"recall-{kind}-{form.replace(' ', '').replace(',', '')}-lr{lr:g}-seed{{seed}}"
@@ -79,7 +79,10 @@ def recall_forms(rates: Sequence[float], steps: int, seeds: int) -> Forms:
         )
 
     return {
-        kind: {f"{LABELS[kind]}, {form}": {lr: variant(kind, form, lr) for lr in rates} for form in forms}
+        kind: {
+            f"{LABELS[kind]}, {form}": {lr: variant(kind, form, lr) for lr in rates}
+            for form in (forms if every_form else list(forms)[:1])
+        }
         for kind, forms in RECALL.items()
     }
 
@@ -97,7 +100,11 @@ def code_variants(rates: Sequence[float], seeds: int) -> list[Variant]:
 
 
 def rivals_study(
-    steps: int = 450, seeds: int = 3, rates: Sequence[float] = RATES, code_rates: Sequence[float] = CODE_RATES
+    steps: int = 450,
+    seeds: int = 3,
+    rates: Sequence[float] = RATES,
+    code_rates: Sequence[float] = CODE_RATES,
+    every_form: bool = True,
 ) -> Study:
     """The study of `sdm reproduce rivals`.
 
@@ -106,8 +113,9 @@ def rivals_study(
         seeds: Seeds of every model.
         rates: Learning rates of recall.
         code_rates: Learning rates of the models of code; none leaves them out.
+        every_form: Train all forms of SDM and Raven in recall; else the first one of each model.
     """
-    forms, code = recall_forms(rates, steps, seeds), code_variants(code_rates, seeds)
+    forms, code = recall_forms(rates, steps, seeds, every_form), code_variants(code_rates, seeds)
     groups = {"recall": [one for group in forms.values() for by_rate in group.values() for one in by_rate.values()]}
     recalled = recall_section(
         Section(
