@@ -14,11 +14,8 @@ from sdm.reproduce.run_study import study_page
 
 def test_models_of_recall_cost_about_the_same() -> None:
     forms = recall_forms(RATES, 450, 1)
-    costs = {
-        label: cost(rates[RATES[0]].recipe(0).model.build(576))
-        for group in forms.values()
-        for label, rates in group.items()
-    }
+    models = {label: rates[RATES[0]].recipe(0).model for group in forms.values() for label, rates in group.items()}
+    costs = {label: cost(model.build(576)) for label, model in models.items()}
     gdn = costs["GDN, 1x64"]
     for label, ours in costs.items():
         assert ours.flops_per_token(512).total == pytest.approx(gdn.flops_per_token(512).total, rel=0.12), label
