@@ -139,6 +139,27 @@ def test_a_closed_gate_writes_nothing() -> None:
     assert not state.table.any()
 
 
+def test_a_state_is_the_callers_own() -> None:
+    """A cache changes the rows of a state in place: neither the learned keys nor another state may follow."""
+    layer, x = FastWeightMemory(16, 25, 4, chunk_size=5), torch.randn(2, 4, 16)
+    with torch.no_grad():
+        before = layer.initial_keys.clone()
+        _, state = layer(x, return_state=True)
+        _, later = layer(x[:, :1], state, return_state=True)
+        kept = [part.clone() for part in state.tensors().values()]
+        for part in later.tensors().values():
+            part[0] = part[1] + 1
+        assert_identical([layer.initial_keys], [before])
+        assert_identical(list(state.tensors().values()), kept)
+        undo = []
+        layer.step_(x[:, 0], state, undo.append)
+        layer.step_(x[:, 0], state, undo.append)  # writes the chunk
+        kept = [part.clone() for part in undo[1].tensors().values()]
+        for part in state.tensors().values():
+            part[0] = part[1] + 1
+        assert_identical(list(undo[1].tensors().values()), kept)
+
+
 def test_a_row_of_a_batch_is_as_alone() -> None:
     layer, x = FastWeightMemory(16, 25, 4, chunk_size=3), torch.randn(3, 20, 16)
     y, state = layer(x, return_state=True)

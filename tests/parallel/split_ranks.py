@@ -131,6 +131,7 @@ def check_refusals(stack: str, layout: str) -> None:
         (split_channels, tiny_model("gdn"), "no sparse delta memory"),
         (split_channels, tiny_model("sdm", hidden_size=34), "must divide the 17 value channels"),
         (split_time, tiny_model("gdn", hidden_size=36, num_attention_heads=3), "must divide the 3 heads"),
+        (split_time, tiny_model("fwpkm"), "is a FastWeightMemory; sequences can be split in FullAttention"),
     ):
         with pytest.raises(ValueError, match=words):
             split(model, world())
@@ -218,8 +219,8 @@ def main() -> None:
         return
     checks: list[tuple[Callable[[str, str], None], str, str]] = [
         *((check_channels, stack, layout) for stack in ("sdm", "shifted", "mixed") for layout in ("rows", "documents")),
-        *((check_context, stack, layout) for stack in STACKS for layout in ("rows", "documents")),
-        *((check_context, stack, "short") for stack in ("sdm", "shifted", "convolved", "mamba2")),
+        *((check_context, stack, layout) for stack in STACKS if stack != "fwpkm" for layout in ("rows", "documents")),
+        *((check_context, stack, "short") for stack in ("sdm", "shifted", "convolved", "mamba2", "kda", "raven")),
         (check_recurrence, "sdm", "rows"),
         (check_states, "sdm", "rows"),
         (check_refusals, "sdm", "rows"),

@@ -31,7 +31,7 @@ _EPSILON = 1e-3  # of the inverse-distance scores, as published
 class FastWeightState(LayerState):
     """The fast weights, and the tokens since they were last written."""
 
-    table: Tensor  # [S,N,D], at least float32; replaced when it is written, never changed in place
+    table: Tensor  # [S,N,D], at least float32; replaced when it is written
     keys: Tensor  # [S,2,n,K/2], likewise
     pending: Tensor  # [S,C,F] features of the tokens of the current chunk; zeros behind the last of them
 
@@ -43,7 +43,7 @@ class FastWeightState(LayerState):
     def undo(self, features: Tensor, writes: bool) -> FastWeightUndo:
         """Record the state, its fast weights only if they are about to be written, and the features [S,T,F]."""
         table, keys = (self.table, self.keys) if writes else (self.table[:, :0], self.keys[:, :0])
-        return FastWeightUndo(table, keys, self.pending.clone(), features)
+        return FastWeightUndo(table.clone(), keys.clone(), self.pending.clone(), features)
 
     def _undo_type(self) -> type[Undo]:
         return FastWeightUndo
@@ -150,6 +150,8 @@ class FastWeightMemory(nn.Module):
         features = self._features(aligned, streams.valid(x.shape[1]))
         rows = _to_rows(features, streams)
         readings, after = self._run(rows, state, streams.count)
+        if return_state and (state is None or after.table is state.table):  # the state is the caller's, to be changed
+            after.table, after.keys = after.table.clone(), after.keys.clone()
         y = streams.restore(self._output(_from_rows(readings, streams, x.shape[1]), features, x.dtype))
         return (y, after) if return_state else y
 
