@@ -18,9 +18,9 @@ from sdm.evaluation.recall import Recall
 from sdm.reproduce.mini import choice_accuracy
 from sdm.reproduce.quick import WORDS
 from sdm.reproduce.recipes import mini as mini_recipe
-from sdm.reproduce.recipes import recall as recall_recipe
+from sdm.reproduce.recipes import tasks as recall_recipe
 from sdm.reproduce.recipes.mini import Architecture, mini
-from sdm.reproduce.recipes.recall import recall
+from sdm.reproduce.recipes.tasks import recall
 from sdm.reproduce.sections.loss import comparison_section
 from sdm.reproduce.sections.recall import Forms, recall_section
 from sdm.reproduce.study import WRITE_RULE, Section, Study, StudyResults, Variant
