@@ -24,8 +24,13 @@ from sdm.run.model import SavedModel
 Loss = Literal["valid", "train", "test"]
 LAST_LINES = 10  # of the training loss, as the paper has it
 _NAMES = {
-    **{"sdm": "SDM", "gdn": "GDN", "full_attention": "full attention", "mamba2": "Mamba2"},
-    **{"kda": "KDA", "raven": "Raven", "fwpkm": "FwPKM"},
+    "sdm": "SDM",
+    "gdn": "GDN",
+    "full_attention": "full attention",
+    "mamba2": "Mamba2",
+    "kda": "KDA",
+    "raven": "Raven",
+    "fwpkm": "FwPKM",
 }
 _SAME_TEXT = ("batch_size", "seed", "cache_dir", "verify")  # fields of the data that may differ within a ladder
 _SAME_MODEL = ("kind", "backend", "layer_types", "global_layer", "initializer_range")
