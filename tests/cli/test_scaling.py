@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 from dataclasses import replace
 from pathlib import Path
@@ -11,6 +12,10 @@ import pytest
 from cli.test_commands import refusal
 from sdm.analysis.ladder_laws import ladders, trained_run
 from sdm.cli import main
+from sdm.errors import UserError
+from sdm.evaluation.eval_model import open_model
+from sdm.evaluation.results import FILE, Results
+from sdm.files import write_checked_json
 from sdm.models import cost
 from sdm.run import Run
 from sdm.run.config import TrainConfig
@@ -107,6 +112,25 @@ def test_losses(runs: list[Path]) -> None:
     training = [line["loss"] for line in lines if "loss" in line][-10:]
     assert trained_run(runs[0], "train").loss == pytest.approx(sum(training) / len(training))
     assert "`sdm eval nll" in refusal("scaling", *runs, "--loss", "test")
+
+
+def test_the_test_loss_is_of_the_weights_at_hand(tmp_path: Path) -> None:
+    """Results of other weights or settings are beside each other; that of the run as it is now counts."""
+    path = trained(tmp_path / "run", level(8), 1.0)
+    weights = open_model(path).fingerprint["weights"]
+
+    def measured(name: str, nll: float, weights: str, complete: bool = True) -> None:
+        folder = path / "evaluations" / name
+        folder.mkdir(parents=True)
+        result = Results("nll", {}, {"fingerprint": {"weights": weights}}, {}, summary={"nll": nll}, complete=complete)
+        write_checked_json(folder / FILE, dataclasses.asdict(result))
+
+    measured("nll", 4.0, "of the run before it was extended")
+    with pytest.raises(UserError, match="other weights than the run has now; `sdm eval nll"):
+        trained_run(path, "test")
+    measured("nll-1", 3.5, weights, complete=False)
+    measured("nll-2", 3.0, weights)
+    assert trained_run(path, "test").loss == 3.0
 
 
 def test_options_make_ladders_of_their_own(runs: list[Path], tmp_path: Path) -> None:

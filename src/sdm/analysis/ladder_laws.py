@@ -13,8 +13,9 @@ from sdm.analysis.scaling import PARAMETERS, Form, PowerLaw, Prediction, fit_pow
 from sdm.data.config import CorpusConfig
 from sdm.data.loader import open_data
 from sdm.errors import UserError
+from sdm.evaluation.eval_model import open_model
 from sdm.evaluation.report import Chart, Table
-from sdm.evaluation.results import FILE, read_results
+from sdm.evaluation.results import FILE, Results, read_results
 from sdm.models import SDMConfig, cost
 from sdm.models.layer_types import LAYER_TYPES
 from sdm.run import Run
@@ -84,6 +85,7 @@ def trained_run(path: Path, loss: Loss = "valid", name: str | None = None) -> Tr
     )
     tokens = config.schedule.steps * data.batch_size * length
     costs = cost(model)
+    test = _test_results(run) if loss == "test" else None
     fields = to_json(config.model)
     # Whole numbers are sizes, which grow along a ladder; anything else is a choice.
     options = {
@@ -98,11 +100,12 @@ def trained_run(path: Path, loss: Loss = "valid", name: str | None = None) -> Tr
         flops=float(costs.training_flops_per_token(length)) * tokens,
         tokens=tokens,
         parameters=costs.parameters,
-        loss=_loss(run, loss),
+        loss=_loss(run, loss) if test is None else float((test.summary or {})["nll"]),
         options=options,
         sizes=sizes,
         training={"optim": to_json(config.optim), "schedule": to_json(config.schedule.resolved())},
-        data={key: value for key, value in to_json(data).items() if key not in _SAME_TEXT},
+        data={key: value for key, value in to_json(data).items() if key not in _SAME_TEXT}
+        | ({} if test is None else {"nll": test.settings}),
     )
 
 
@@ -160,15 +163,27 @@ def _check_levels(name: str, group: Sequence[TrainedRun]) -> None:
             )
 
 
+def _test_results(run: Run) -> Results:
+    """The complete result of `sdm eval nll` for the run's model as it is now; a run that was extended may have others.
+
+    Results of other settings are beside each other: evaluations/nll and evaluations/nll-CHECKSUM.
+    """
+    folders = sorted(path.parent for path in run.evaluations.glob(f"nll*/{FILE}"))
+    if not folders:
+        raise UserError(f"{run.folder} has no evaluations/nll/{FILE}: `sdm eval nll {run.folder}` makes it")
+    weights = open_model(run.folder).fingerprint["weights"]
+    complete = [results for folder in folders if (results := read_results(folder)).complete and results.summary]
+    for results in complete:
+        if (results.model.get("fingerprint") or {}).get("weights") == weights:
+            return results
+    if complete:
+        raise UserError(
+            f"{run.evaluations}/nll is of other weights than the run has now; `sdm eval nll {run.folder}` measures it"
+        )
+    raise UserError(f"{folders[0] / FILE} is not complete: `sdm eval nll {run.folder}` measures the rest")
+
+
 def _loss(run: Run, loss: Loss) -> float:
-    if loss == "test":
-        path = run.evaluations / "nll" / FILE
-        if not path.is_file():
-            raise UserError(f"{run.folder} has no {path.relative_to(run.folder)}: `sdm eval nll {run.folder}` makes it")
-        results = read_results(path)
-        if results.summary is None or not results.complete:
-            raise UserError(f"{path} is not complete: `sdm eval nll {run.folder}` measures the rest")
-        return float(results.summary["nll"])
     key = "valid/loss" if loss == "valid" else "loss"
     values = [line[key] for line in run.metrics() if key in line]
     if not values:
