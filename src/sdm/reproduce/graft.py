@@ -67,9 +67,9 @@ _PLAIN = {"learned_initial_state": False}
 FULL_RATE, MEMORY_RATE = 1e-3, 1e-2
 _ALL = {"freeze_base": False, "base_lr": FULL_RATE}
 METHODS = {
-    "full": Method("full fine-tuning", FULL_RATE, {"method": "full"}, (5e-4, 1e-3, 2e-3), 1),
     "sdm": Method("SDM graft, base frozen", MEMORY_RATE, _PLAIN, (5e-3, 1e-2, 2e-2), 1),
     "gdn": Method("GDN graft, base frozen", MEMORY_RATE, {"memory": "gdn"}, (5e-3, 1e-2, 2e-2), 1),
+    "full": Method("full fine-tuning", FULL_RATE, {"method": "full"}, (5e-4, 1e-3, 2e-3), 1),
     "sdm-m0": Method("SDM graft with M0, base frozen", MEMORY_RATE, {}, stage=3),
     "lora-4": Method("LoRA, rank 4", 5e-3, {"method": "lora", "lora_rank": 4}, (2e-3, 5e-3, 1e-2), 3),
     "lora-16": Method("LoRA, rank 16", 5e-3, {"method": "lora", "lora_rank": 16}),
@@ -128,11 +128,14 @@ def base_runs(architecture: str, output: Path, base_steps: int, steps: int, seed
         start = replace(variant("sdm", 1e-12, 1, 1 + later, total=1), label=label)
     if not rates:
         return BaseRuns(architecture, base, start, methods)
-    tried = {
-        method: [(lr, variant(method, lr, 1, 2)) for lr in entry.grid]
-        for method, entry in METHODS.items()
-        if entry.grid
-    }
+    # Choices are made on validation documents: what is not chosen is not measured on test documents.
+    valid = {"valid": MEASUREMENTS["valid"]}
+    tried: dict[str, list[tuple[float, Variant]]] = {}
+    for method, entry in METHODS.items():
+        for lr in entry.grid:
+            run = variant(method, lr, 1, 2)
+            chosen = lr == entry.rate
+            tried.setdefault(method, []).append((lr, run if chosen else replace(run, measurements=valid)))
     task = {method: variant(method, METHODS[method].rate, seeds, 6, task=True, total=2 * steps) for method in ON_TASK}
     return BaseRuns(architecture, base, start, methods, tried, task)
 
