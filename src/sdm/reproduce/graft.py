@@ -358,9 +358,9 @@ def _rates_section(runs: BaseRuns) -> Section:
         caption = f"Nats per token on {DOCUMENTS} validation documents, seed 0."
         if not rows:
             return Exhibit()
-        summary = "; ".join(f"{label}: {chosen}" for label, _, chosen in rows)
-        table = Table("Learning rates", ("method", "rate: loss on validation documents", "chosen"), rows, caption)
-        return Exhibit([table], summary=f"chosen rates: {summary}")
+        summary = "; ".join(f"{label}: {used}" for label, _, used in rows)
+        table = Table("Learning rates", ("method", "rate: loss on validation documents", "used"), rows, caption)
+        return Exhibit([table], summary=f"rates in use: {summary}")
 
     return Section(
         "rates",
