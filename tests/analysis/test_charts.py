@@ -15,6 +15,7 @@ from sdm.analysis.draw import draw
 from sdm.analysis.scaling import fit_power_law
 from sdm.analysis.style import COLORS, architecture, styles
 from sdm.evaluation.memory_access import KeyUse, probe_access
+from sdm.evaluation.position import position_points
 from sdm.evaluation.probe import cumulative_mass_chart, effective_keys_chart
 from sdm.evaluation.report import Chart, Grid, Point, Violins
 
@@ -48,8 +49,8 @@ def test_positions_are_at_the_geometric_middle_of_their_ranges() -> None:
         {"start": 0, "stop": 64, "nll": 3.0, "low": 2.9, "high": 3.1, "gain": 0.0, "gain_low": -0.1, "gain_high": 0.1},
         {"start": 64, "stop": 256, "nll": 2.0, "low": None, "high": None},
     ]
-    assert charts.position_points(bins) == [Point(32, 3.0, 2.9, 3.1), Point(128, 2.0, None, None)]
-    assert charts.position_points(bins, "gain") == [Point(32, 0.0, -0.1, 0.1)]
+    assert position_points(bins) == [Point(32, 3.0, 2.9, 3.1), Point(128, 2.0, None, None)]
+    assert position_points(bins, "gain") == [Point(32, 0.0, -0.1, 0.1)]
 
 
 def test_labels_say_where_bands_are_intervals() -> None:

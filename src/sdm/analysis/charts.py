@@ -13,6 +13,7 @@ import numpy as np
 
 from sdm.analysis.scaling import PowerLaw
 from sdm.analysis.style import architecture
+from sdm.evaluation.position import POSITION
 from sdm.evaluation.report import Chart, Grid, HeatMap, Look, Point, Reference, Rows
 from sdm.models import SDMConfig, cost, ladder
 from sdm.models.layer_cost import LayerCost
@@ -24,32 +25,11 @@ Metrics = Mapping[str, Sequence[Mapping[str, float]]]
 Series = Mapping[str, Sequence[tuple[float, float]]]
 """By the name of the run or the model, (x, y) pairs."""
 
-POSITION = "position in the document (tokens)"
 CONTEXT = "context (tokens)"
 NATS = "nats per token"
 ZERO = Reference(0.0)
 CONTEXTS = [2**exponent for exponent in range(10, 21)]
 LINE_POINTS = 100  # of a fitted line
-
-
-def position_points(positions: Sequence[Mapping[str, float]], quantity: str = "nll") -> list[Point]:
-    """Read the points of a summary of `sdm eval position`.
-
-    Args:
-        positions: The ranges of positions of the summary.
-        quantity: "nll" or "gain".
-
-    Returns:
-        A point at the geometric middle of each range that has the quantity.
-    """
-    low, high = ("low", "high") if quantity == "nll" else (f"{quantity}_low", f"{quantity}_high")
-    return [
-        Point(
-            (max(span["start"], span["stop"] / 4) * span["stop"]) ** 0.5, span[quantity], span.get(low), span.get(high)
-        )
-        for span in positions
-        if quantity in span
-    ]
 
 
 def position_chart(curves: Curves, y: str = NATS, name: str = "position", title: str = "Loss by position") -> Chart:

@@ -151,7 +151,7 @@ class Position(TextMeasurement):
         charts = [
             _chart("position", "Likelihood by position", "nats per token", summaries),
             _chart("perplexity", "Perplexity by position", "perplexity", summaries, scale=math.exp),
-            _chart("context-gain", gain, "context gain (nats per token)", summaries, ("gain", "gain_low", "gain_high")),
+            _chart("context-gain", gain, "context gain (nats per token)", summaries, "gain"),
         ]
         return Report(_tables(summaries), charts)
 
@@ -218,6 +218,22 @@ def _gain_quantity(stop: int) -> str:
 def _middle(span: Mapping[str, Any]) -> float:
     """Return the geometric middle of a range of positions."""
     return math.sqrt(max(span["start"], span["stop"] / 4) * span["stop"])
+
+
+def position_points(positions: Sequence[Mapping[str, Any]], quantity: str = "nll") -> list[Point]:
+    """Read the points of a summary.
+
+    Args:
+        positions: The ranges of positions of the summary.
+        quantity: "nll" or "gain".
+
+    Returns:
+        A point at the geometric middle of each range that has the quantity.
+    """
+    low, high = ("low", "high") if quantity == "nll" else (f"{quantity}_low", f"{quantity}_high")
+    return [
+        Point(_middle(span), span[quantity], span.get(low), span.get(high)) for span in positions if quantity in span
+    ]
 
 
 def position_edges(length: int, first: int = 64, per_doubling: int = 1) -> list[int]:
@@ -391,17 +407,19 @@ def _chart(
     title: str,
     label: str,
     summaries: Mapping[str, dict[str, Any]],
-    keys: tuple[str, str, str] = ("nll", "low", "high"),
+    quantity: str = "nll",
     scale: Callable[[float], float] = lambda x: x,
 ) -> Chart:
-    def point(span: dict[str, Any]) -> Point:
-        y, low, high = (None if span[key] is None else scale(span[key]) for key in keys)
-        assert y is not None
+    def scaled(point: Point) -> Point:
         # Between documents intervals are wide: those of several models would hide the curves.
-        return Point(_middle(span), y, low, high) if len(summaries) == 1 else Point(_middle(span), y)
+        low, high = (point.low, point.high) if len(summaries) == 1 else (None, None)
+        return Point(
+            point.x, scale(point.y), None if low is None else scale(low), None if high is None else scale(high)
+        )
 
     curves = {
-        model: [point(span) for span in summary["positions"] if keys[0] in span] for model, summary in summaries.items()
+        model: [scaled(point) for point in position_points(summary["positions"], quantity)]
+        for model, summary in summaries.items()
     }
     curves = {model: points for model, points in curves.items() if points}
     if any(point.low is not None for points in curves.values() for point in points):  # one document has no interval

@@ -34,6 +34,12 @@ from sdm.run.mesh import Mesh, MeshConfig, valid_meshes
 MOST_CONTEXT = 64  # ranks for one sequence
 
 
+def _meshes(config: TrainConfig, gpus: int, gpu: str) -> list[Mesh]:
+    """The meshes that can work, with channels split within one machine at most."""
+    most = ACCELERATORS[gpu].per_machine
+    return [mesh for mesh in valid_meshes(config, gpus) if mesh.channel <= most and mesh.context <= MOST_CONTEXT]
+
+
 def plans(
     level: int,
     global_layer: str,
@@ -54,11 +60,7 @@ def plans(
     assert isinstance(config.data, CorpusConfig)
     data = replace(config.data, sequence_length=sequence_length, batch_size=batch_size)
     config = replace(config, data=data, compute=replace(config.compute, accumulation=1))
-    meshes = [
-        mesh
-        for mesh in valid_meshes(config, gpus)
-        if mesh.channel <= device.per_machine and mesh.context <= min(MOST_CONTEXT, sequence_length)
-    ]
+    meshes = [mesh for mesh in _meshes(config, gpus, gpu) if mesh.context <= sequence_length]
     if not meshes:
         raise UserError(
             f"no mesh of {gpus} GPUs works for a step of {batch_size} rows of {sequence_length} tokens; take fewer "
@@ -285,12 +287,10 @@ def _first_that_fits(config: TrainConfig, gpus: int, gpu: str) -> Mesh | None:
     # Of a segment's activations there are those of one at a time.
     segments = config.compute.checkpointing == "segment"
     length = config.compute.segment_length if segments else config.data.sequence_length
-    meshes = sorted(valid_meshes(config, gpus), key=lambda mesh: (-mesh.data, mesh.channel, mesh.context))
-    for mesh in meshes:
-        if mesh.channel <= device.per_machine and mesh.context <= MOST_CONTEXT:
-            work = Workload(model, mesh, length, config.data.batch_size, 1, "bfloat16", "block")
-            if make_plan(work, device).fits:
-                return mesh
+    for mesh in sorted(_meshes(config, gpus, gpu), key=lambda mesh: (-mesh.data, mesh.channel, mesh.context)):
+        work = Workload(model, mesh, length, config.data.batch_size, 1, "bfloat16", "block")
+        if make_plan(work, device).fits:
+            return mesh
     return None
 
 

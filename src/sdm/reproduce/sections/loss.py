@@ -7,16 +7,15 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 
 from sdm.analysis.charts import (
-    POSITION,
     ZERO,
     differences_chart,
     gain_chart,
     initial_state_chart,
     position_chart,
-    position_points,
     slots_chart,
     write_read_chart,
 )
+from sdm.evaluation.position import POSITION, position_points
 from sdm.evaluation.report import AnyChart, Chart, Point, Table
 from sdm.reproduce.study import (
     Claim,
