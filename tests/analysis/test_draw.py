@@ -15,7 +15,7 @@ from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from PIL import Image
 
-from sdm.analysis.draw import draw, draw_all, render, save, wrap
+from sdm.analysis.draw import draw, render, save, wrap
 from sdm.analysis.style import COLORS, UNDECIDED
 from sdm.evaluation.report import AnyChart, Chart, Grid, HeatMap, Look, Point, Reference, Rows, Violin, Violins
 
@@ -284,11 +284,6 @@ def test_nothing_to_draw_is_an_error() -> None:
     for empty in (chart({}), chart({"SDM": []}), Rows("r", "", "x", {}), Grid("g", "", [chart({})])):
         with pytest.raises(ValueError, match="must have at least one point to draw"):
             draw(empty)
-
-
-def test_charts_without_points_are_left_out(tmp_path: Path) -> None:
-    paths = draw_all([chart(), chart({}, name="empty")], tmp_path)
-    assert paths == list(tmp_path.iterdir()) == [tmp_path / "one.png"]
 
 
 def test_files_that_cannot_be_written(tmp_path: Path) -> None:

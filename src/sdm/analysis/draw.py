@@ -94,11 +94,6 @@ def draw(chart: AnyChart) -> Figure:
     return figure
 
 
-def draw_all(charts: Sequence[AnyChart], folder: Path) -> list[Path]:
-    """Draw charts into PNG files of their names in a folder. Charts without points are left out."""
-    return [save(draw(chart), folder / f"{chart.name}.png") for chart in charts if not chart.is_empty()]
-
-
 def save(figure: Figure, path: Path) -> Path:
     """Write a figure into a file whose suffix names the format. The file is complete or absent.
 
