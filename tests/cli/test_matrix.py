@@ -6,6 +6,7 @@ No combination may end with a traceback, and no number of a table may be cut or 
 from __future__ import annotations
 
 import contextlib
+import importlib.util
 import io
 import json
 import os
@@ -210,3 +211,17 @@ def test_plot_of_two_runs(place: Path, tmp_path: Path) -> None:
         *(f"memory-{name}" for name in ("slots-written", "slots-read", "forget_gate", "input_gate")),
     ]
     assert all({"a", "b"} <= set(chart.curves) for chart in grid.charts)
+
+
+@pytest.mark.parametrize("shell", ["bash", "zsh"])
+def test_completion(shell: str, tmp_path: Path) -> None:
+    with contextlib.suppress(SystemExit):
+        main(["--tyro-write-completion", shell, str(tmp_path / "script")])
+    script = (tmp_path / "script").read_text()
+    assert all(command in script for command in COMMANDS)
+
+
+def test_completion_of_another_shell_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    if importlib.util.find_spec("shtab") is not None:
+        pytest.skip("shtab is installed, and serves it")
+    assert "there are bash and zsh" in ending(["--tyro-write-completion", "tcsh", str(tmp_path / "script")], capsys)

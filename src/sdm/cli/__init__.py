@@ -103,7 +103,12 @@ def _parse(kind: type[Command], arguments: list[str]) -> Command:
                 raise UserError(f"there is no option {option}; did you mean {SYNONYMS[option]}?")
     if kind in (Train, Eval, Probe):  # which options there are depends on the recipe or the measurement
         return kind.parse(arguments[1:])
-    return tyro.extras.subcommand_cli_from_dict(COMMANDS, prog="sdm", description=DESCRIPTION, args=arguments)
+    try:
+        return tyro.extras.subcommand_cli_from_dict(COMMANDS, prog="sdm", description=DESCRIPTION, args=arguments)
+    except ImportError as error:  # the completion of some shells takes another package
+        if not arguments[0].startswith("--tyro-"):
+            raise
+        raise UserError(f"{' '.join(arguments[:2])}: {error}; there are bash and zsh") from error
 
 
 def _is_recipe_option(recipe: str, option: str) -> bool:
