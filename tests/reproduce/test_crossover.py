@@ -11,6 +11,8 @@ from sdm.reproduce.crossover import BASELINE, CHANGES, RIVAL, SHORT, crossover_s
 from sdm.reproduce.run_study import run_study, study_page
 from sdm.run.folder import changed_fields
 
+NAMES = ("sdm", "gdn", "sdm-keys", "gdn-shift")  # trained to all steps
+
 
 @pytest.mark.parametrize("width", [64, 128])
 @pytest.mark.parametrize("change", CHANGES)
@@ -39,9 +41,9 @@ def test_runs() -> None:
     assert {f"d64-{SHORT}-sdm-s2", f"d64-{SHORT}-sdm-null-s2", f"d128-{SHORT}-sdm-s0", "d64-1024-sdm-s2"} <= names
     assert f"d128-{SHORT}-sdm-s1" not in names, "one seed where runs are long"
     assert "d64-1024-sdm-null-s0" not in names
-    assert len(names) == 3 * 3 * (3 + 1) + 17 * 3
+    assert len(names) == 4 * 3 * (3 + 1) + 17 * 3
     small = crossover_study((64,), (256,), 1, ablations=False)
-    assert {one.name for one, _ in small.runs()} == {f"d64-256-{name}-s{{seed}}" for name in ("sdm", "gdn", "sdm-keys")}
+    assert {one.name for one, _ in small.runs()} == {f"d64-256-{name}-s{{seed}}" for name in NAMES}
 
 
 def test_longer_runs_branch_off_shorter_ones() -> None:
@@ -113,5 +115,5 @@ def test_from_text_to_the_figure(tmp_path: Path) -> None:
     for _ in range(2):  # the second time nothing is left to do
         report = run_study(study, tmp_path, 2)
         report.check()
-    assert "3 of 3 runs are finished" in report.page.lead
+    assert "4 of 4 runs are finished" in report.page.lead
     assert (tmp_path / "figures" / "crossover.png").is_file()

@@ -81,7 +81,7 @@ class Crossover:
     """Also train every change of the recipe, to 512 steps at the smallest width."""
     text: Literal["code", "pypi"] = "code"
     """The standard library, 4M tokens; or packages of the package index, 79M tokens."""
-    changes: tuple[str, ...] = ("sdm-keys",)
+    changes: tuple[str, ...] = ("sdm-keys", "gdn-shift")
     """Changes of the recipe that are trained to all steps and widths, besides plain SDM and GDN."""
     report_only: bool = False
     """Run nothing, and write the page from the runs that are there."""

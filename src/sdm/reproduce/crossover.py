@@ -53,6 +53,11 @@ CHANGES = {
     "sdm": Change("SDM, plain", "sdm"),
     "gdn": Change("GDN, plain", "gdn"),
     "sdm-keys": Change("SDM, keys start at the token before, W_q = W_k", "sdm", _PREVIOUS_TOKEN),
+    "gdn-shift": Change(
+        "GDN, its convolutions start as a shift, W_q = W_k",
+        "gdn",
+        {"shift_convolution": True, "tie_query_initialization": True},
+    ),
     "gdn-keys": Change("GDN, keys start at the token before, W_q = W_k", "gdn", _PREVIOUS_TOKEN),
     "gdn-keys-alone": Change(
         "GDN, the same keys instead of its convolutions", "gdn", {**_PREVIOUS_TOKEN, "short_convolution": 0}
@@ -103,7 +108,7 @@ def crossover_study(
     seeds: int,
     ablations: bool = True,
     text: Text = "code",
-    changes: Sequence[str] = ("sdm-keys",),
+    changes: Sequence[str] = ("sdm-keys", "gdn-shift"),
 ) -> Study:
     """The study of `sdm reproduce crossover`.
 
