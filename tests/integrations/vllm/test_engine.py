@@ -55,6 +55,18 @@ def served(engine: Any, prompts: list[list[int]], new: int = NEW) -> list[list[i
     return [list(output.outputs[0].token_ids) for output in generate(engine, prompts, new)]
 
 
+def converse(engine: Any, model: SDMForCausalLM, prompts: list[list[int]]) -> int:
+    """Ask, and ask again behind the answers. Returns how many tokens came with states of prefixes."""
+    hits = 0
+    for _ in range(2):
+        outputs = generate(engine, prompts)
+        answers = [list(output.outputs[0].token_ids) for output in outputs]
+        assert answers == expected(model, prompts)
+        hits += sum(output.num_cached_tokens or 0 for output in outputs)
+        prompts = [[*prompt, *answer, 7] for prompt, answer in zip(prompts, answers, strict=True)]
+    return hits
+
+
 def pools(engine: Any) -> list[StatePool]:
     return engine.apply_model(lambda model: [m.pool for m in model.modules() if isinstance(m, PooledMixer)])[0]
 
@@ -121,14 +133,9 @@ def test_prefix_caching(tmp_path: Path, serve: Serve, stack: str, states: int) -
     shared = prompts_of([140, 133])
     tails = prompts_of([20, 1] * 4)
     prompts = [shared[place % 2][: 140 - 20 * (place // 4)] + tail for place, tail in enumerate(tails)]
-    hits = 0
-    for _ in range(2):
-        outputs = generate(engine, prompts)
-        answers = [list(output.outputs[0].token_ids) for output in outputs]
-        assert answers == expected(model, prompts)
-        hits += sum(output.num_cached_tokens or 0 for output in outputs)
-        prompts = [prompt + answer + [7] for prompt, answer in zip(prompts, answers, strict=True)]
-    assert hits >= (64 * 10 if states == 40 else 1)
+    hits = converse(engine, model, prompts)
+    assert states < 40 or hits >= 10 * 64
+    assert converse(engine, model, prompts[:1]) >= 128, "a conversation that goes on continues its state"
 
 
 def test_preemption(tmp_path: Path, serve: Serve, monkeypatch: pytest.MonkeyPatch) -> None:
