@@ -42,24 +42,32 @@ def resident() -> int:
     return int(fields[1]) * 4096
 
 
-def main() -> None:
+def build() -> sdm.SDMForCausalLM:
     torch.manual_seed(0)
     torch.set_grad_enabled(False)
-    config = sdm.SDMConfig(global_layer="sdm", **LAYERS)
-    model = sdm.SDMForCausalLM(config).eval()
-    full = sdm.cost(config).state_bytes()
+    return sdm.SDMForCausalLM(sdm.SDMConfig(global_layer="sdm", **LAYERS)).eval()
 
-    # Bytes of a session.
-    shares = {}
-    session = sdm.Session(model)
+
+def close(*sessions: sdm.Session) -> None:
+    for session in sessions:
+        session.close()
+
+
+def shares(model: sdm.SDMForCausalLM) -> dict[int, float]:
+    """Bytes of a session behind some tokens / those of whole tables."""
+    full = sdm.cost(model.config).state_bytes()
+    session, result = sdm.Session(model), {}
     for tokens in (100, 1000, 10_000):
         session.add(torch.randint(0, 1024, (tokens - session.length,)).tolist())
         next(session.generate(1))
-        shares[tokens] = session.nbytes / full
-        print(f"after {tokens} tokens: {session.nbytes / 1e6:.1f} MB, {shares[tokens]:.3f} of {full / 1e6:.1f} MB")
-    session.close()
+        result[tokens] = session.nbytes / full
+        print(f"after {tokens} tokens: {session.nbytes / 1e6:.1f} MB, {result[tokens]:.3f} of {full / 1e6:.1f} MB")
+    close(session)
+    return result
 
-    # A batch and one by one, of unequal pasts.
+
+def batch_speed(model: sdm.SDMForCausalLM, rounds: int = 7) -> tuple[float, dict[str, float]]:
+    """Sessions of unequal pasts as a batch and one by one, in turn."""
     sessions = [opened(model, 16 + place) for place in range(SESSIONS)]
     batch = sdm.Session.batch(sessions, max_new_tokens=1000)
     alone = [session.fork() for session in sessions]
@@ -68,21 +76,33 @@ def main() -> None:
     for each in single:
         seconds(each, 2)
     together, one_by_one = [], []
-    for _ in range(7):
+    for _ in range(rounds):
         together += seconds(batch, 2)
         one_by_one.append(sum(seconds(each, 1)[0] for each in single))
-    speedup = statistics.median(one_by_one) / statistics.median(together)
+    close(*sessions, *alone)
     times = {"32 sessions, a batch": statistics.median(together)}
     times["32 sessions, one by one"] = statistics.median(one_by_one)
-    for session in (*sessions, *alone):
-        session.close()
-    del batch, single, sessions, alone
+    speedup = times["32 sessions, one by one"] / times["32 sessions, a batch"]
+    print(f"32 sessions as a batch / one by one: {speedup:.2f}", flush=True)
+    return speedup, times
 
-    # Joining and leaving.
-    sessions = [opened(model, 32) for _ in range(2 * JOINED)]
+
+def joining(model: sdm.SDMForCausalLM, steps: int = 15) -> tuple[float, dict[str, float]]:
+    """A batch of eight before and after its sessions have left and others have joined.
+
+    Eight sessions that nobody joins take turns with it, so that a machine that becomes busier slows both.
+    """
+    sessions, steady = [opened(model, 32) for _ in range(2 * JOINED)], [opened(model, 32) for _ in range(JOINED)]
     batch = sdm.Session.batch(sessions[:JOINED], max_new_tokens=1000)
+    others = sdm.Session.batch(steady, max_new_tokens=1000)
+
+    def in_turn() -> tuple[float, float]:
+        times = [(seconds(batch, 1)[0], seconds(others, 1)[0]) for _ in range(steps)]
+        return statistics.median(mine for mine, _ in times), statistics.median(theirs for _, theirs in times)
+
     seconds(batch, 3)
-    before = seconds(batch, 15)
+    seconds(others, 3)
+    before, steady_before = in_turn()
     changes = []
     for place in range(JOINED):
         start = time.perf_counter()
@@ -91,36 +111,45 @@ def main() -> None:
         batch.join(sessions[JOINED + place], max_new_tokens=1000)
         changes.append(time.perf_counter() - start)
         seconds(batch, 2)
-    after = seconds(batch, 15)
-    kept = statistics.median(before) / statistics.median(after)
-    times |= {"8 sessions, a batch": statistics.median(before), "8 others, a batch": statistics.median(after)}
-    times["leave and join"] = statistics.median(changes)
-    for session in sessions:
-        session.close()
-    del batch, sessions, session
+    after, steady_after = in_turn()
+    close(*sessions, *steady)
+    kept = (before / steady_before) / (after / steady_after)
+    print(f"speed in a batch of 8 after others join and leave / before: {kept:.3f}", flush=True)
+    times = {"8 sessions, a batch": before, "8 others, a batch": after, "leave and join": statistics.median(changes)}
+    return kept, times
 
-    # A thousand sessions.
-    def use(count: int) -> None:
-        for _ in range(count):
+
+def growth(model: sdm.SDMForCausalLM, count: int = 1000) -> float:
+    """Growth of resident memory by sessions that are opened, used and closed."""
+
+    def use(number: int) -> int:
+        for _ in range(number):
             session = opened(model, 4)
             next(session.generate(2))
             session.close()
+        gc.collect()
+        return resident()
 
-    use(100)
-    gc.collect()
-    start = resident()
-    use(1000)
-    gc.collect()
-    growth = (resident() - start) / start
+    start = use(100)
+    result = (use(count) - start) / start
+    print(f"growth of resident memory by {count} sessions: {result:.4f}", flush=True)
+    return result
+
+
+def main() -> None:
+    model = build()
+    share = shares(model)
+    speedup, times = batch_speed(model)
+    kept, more = joining(model)
     ratios = [
         Ratio("32 sessions as a batch / one by one, tokens per second", speedup, 4.0, at_least=True),
-        Ratio("bytes of a session after 100 tokens / a full table", shares[100], 0.25),
-        Ratio("bytes of a session after 1,000 tokens / a full table", shares[1000], 0.9),
+        Ratio("bytes of a session after 100 tokens / a full table", share[100], 0.25),
+        Ratio("bytes of a session after 1,000 tokens / a full table", share[1000], 0.9),
         Ratio("tokens per second in a batch of 8 after others join and leave / before", kept, 0.9, at_least=True),
-        Ratio("growth of resident memory by 1,000 sessions", growth, 0.01),
+        Ratio("growth of resident memory by 1,000 sessions", growth(model), 0.01),
     ]
-    notes = {f"bytes after {tokens} tokens / a full table": share for tokens, share in shares.items()}
-    report("sessions", ratios, times, notes)
+    notes = {f"bytes after {tokens} tokens / a full table": value for tokens, value in share.items()}
+    report("sessions", ratios, times | more, notes)
 
 
 if __name__ == "__main__":

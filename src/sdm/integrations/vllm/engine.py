@@ -41,6 +41,8 @@ class SDMOptions(VerifyAndUpdateConfig):
                 'additional_config = {"sdm_prefix_caching": true} turns it on'
             )
             cache.enable_prefix_caching = False
+        if cache.enable_prefix_caching:
+            cache.prefix_cache_retention_interval = None  # sliding windows keep what states of prefixes need
 
 
 def prefix_caching(additional_config: Any) -> bool:

@@ -67,7 +67,7 @@ class SDMManager(MambaManager):
             return []
         # Other sequences can continue states at multiples of the scheduler's block size.
         unit, idle = self.scheduler_block_size, len(self._idle()) if self.enable_caching else 0
-        kept = num_tokens // unit * unit // self.block_size - 1
+        kept = (num_tokens - 1) // unit * unit // self.block_size - 1
         useful = kept == known - 1 or (before == known * self.block_size and before % unit == 0)
         mover = None
         if own and not (idle and useful):
