@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from tokenizers import models, pre_tokenizers
 
 from sdm.data import ByteTokenizer, DataError, HFTokenizer, Tokenizer, load_tokenizer, train_bpe
-from sdm.data.tokenization import WordCache
+from sdm.data.tokenization import PAIRS_OF_DIGITS, WordCache
 
 TEXTS = [
     "def f(x):\n    return x + 1  # naïve\n\n\n",
@@ -143,3 +143,18 @@ def test_vocabulary_sizes_that_cannot_be() -> None:
     for nothing in ([], ["", ""]):
         with pytest.raises(DataError, match="there is no text"):
             train_bpe(nothing, 257)
+
+
+def test_isolated_matches_are_words_of_their_own() -> None:
+    """Merges of numbers stay within pairs of digits, however often longer ones occur."""
+    texts = [f"{number:02d} 1234567" for number in range(100)]
+    paired = train_bpe(texts, 357, isolate=(PAIRS_OF_DIGITS,))
+    plain = train_bpe(texts, 270)
+
+    def pieces(tokenizer: HFTokenizer, text: str) -> list[str]:
+        return [tokenizer.decode([token]) for token in tokenizer.encode(text)]
+
+    assert pieces(paired, " 1234567") == [" ", "12", "34", "56", "7"]
+    assert pieces(plain, " 1234567") == [" 1234567"]
+    assert paired.encode_batch(["12345"])[0].tolist() == paired.encode("12345")
+    assert paired.decode(paired.encode("A1 23\n")) == "A1 23\n"

@@ -14,6 +14,7 @@ from evaluation.conftest import other_model, save_model
 from sdm.cli import main
 from sdm.data import (
     IGNORED,
+    FactsConfig,
     MADTaskConfig,
     MQARTaskConfig,
     NeedleConfig,
@@ -270,3 +271,18 @@ def test_a_model_of_text(tmp_path: Path, texts: Path) -> None:
     assert found is not None
     assert found["sizes"]["250"]["asked"] == 3
     assert found["trained_on"] is None
+
+
+def test_every_fact_of_training_is_asked_once() -> None:
+    config = FactsConfig(num_facts=50, num_relations=4, num_names=5, num_values=9, num_fillers=3, asked=5, batch_size=3)
+    task = task_of(config, (), 1)
+    (size,) = task.sizes
+    assert (size.number, task.rows) == (50, 10)
+    asked = []
+    for number in range(10):
+        batch = task.row(size, number).batch
+        for place in (batch.targets[0] != IGNORED).nonzero().flatten().tolist():
+            asked.append(tuple(batch.input_ids[0, place - 2 : place + 2].tolist()))
+    assert len(asked) == len(set(asked)) == 50
+    with pytest.raises(UserError, match="trained on num_facts = 50 facts, got 20"):
+        task_of(config, (20,), 1)

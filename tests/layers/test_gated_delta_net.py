@@ -87,6 +87,7 @@ def test_a_fresh_state_is_the_learned_one() -> None:
         ({"conv_size": -1}, "conv_size must be a number of taps, or 0 for no convolution, got -1"),
         ({"output_gate": "tanh"}, "output_gate must be one of"),
         ({"initial_state_std": -1.0}, "initial_state_std must not be negative"),
+        ({"largest_decay_rate": 0.0}, "largest_decay_rate must be positive, got 0.0"),
         ({"backend": "gpu"}, "backend must be one of"),
     ],
 )

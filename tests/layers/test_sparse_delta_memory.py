@@ -215,6 +215,7 @@ def test_masked_batch_norm_ignores_padding() -> None:
         ({"hidden_size": 64, "output_gate": "tanh"}, "output_gate must be one of"),
         ({"hidden_size": 64, "temperature": 0.0}, "temperature must be positive"),
         ({"hidden_size": 64, "initial_state_std": -1.0}, "initial_state_std must not be negative"),
+        ({"hidden_size": 64, "largest_decay_rate": 0.0}, "largest_decay_rate must be positive, got 0.0"),
         ({"hidden_size": 64, "backend": "gpu"}, "backend must be one of"),
     ],
 )

@@ -120,6 +120,7 @@ def test_round_trip(tmp_path: Path) -> None:
         ({"memory_update": "add"}, ["memory_update", "add"]),
         ({"memory_temperature": 0.0}, ["memory_temperature"]),
         ({"initial_state_std": -1.0}, ["initial_state_std"]),
+        ({"largest_decay_rate": 0.0}, ["largest_decay_rate"]),
         ({"hidden_act": "relu"}, ["hidden_act", "relu"]),
         ({"sliding_window": 0}, ["sliding_window"]),
         ({"short_convolution": -1}, ["short_convolution"]),

@@ -252,3 +252,15 @@ def test_short_convolutions_that_start_as_a_shift(tmp_path: Path, kind: str) -> 
 def test_sizes_of_rivals_that_cannot_work(fields: dict[str, Any], message: str) -> None:
     with pytest.raises(ValueError, match=message):
         tiny_config(**fields)
+
+
+@pytest.mark.parametrize("layer", ["sdm", "gdn"])
+def test_slow_decay_starts_slowly(layer: str) -> None:
+    config = tiny_config(layer_types=[layer] * 4, global_layer=None, largest_decay_rate=0.16)
+    rates = [
+        parameter.exp()
+        for name, parameter in sdm.SDMForCausalLM(config).named_parameters()
+        if name.endswith("decay_log_rate")
+    ]
+    assert len(rates) == 4
+    assert 0 < torch.cat(rates).max() <= 0.16

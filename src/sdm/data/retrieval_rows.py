@@ -96,7 +96,8 @@ class RowMaker:
     Args:
         encode: Text to token ids.
         end: The token that begins a row and ends an answer.
-        sentences: Text for haystacks and key words.
+        sentences: Text for haystacks.
+        words: Words that keys are made of.
         ruler_phrasing: Share of the rows that are phrased as RULER's.
         sparse: Predict the first digits of every value, and the other tokens of answers in some of the rows only.
     """
@@ -148,9 +149,7 @@ class RowMaker:
             if not RESERVED.intersection(words):
                 return "-".join(words)
 
-    def _haystack(
-        self, rng: random.Random, budget: int, needles: Sequence[str], noise: str | None, ordered: bool = True
-    ) -> list[int]:
+    def _haystack(self, rng: random.Random, budget: int, needles: Sequence[str], noise: str | None) -> list[int]:
         """Needles, in their order, at random places in about `budget` tokens of noise or text."""
         hidden = [self._encode(needle) for needle in needles]
         budget -= sum(map(len, hidden))
