@@ -1,8 +1,8 @@
 """`sdm reproduce facts`: is a learned initial state M0 a parametric memory?
 
 Models learn F random facts that never change (`recipes.facts`), and are asked for all of them. SDM with a learned and
-with a null M0, GDN with a learned and a null state, at equal FLOPs; and SDM with a null M0 whose MLPs have M0's
-parameters instead.
+with a null M0 at equal FLOPs; GDN with a learned and a null state at a quarter more; and SDM with a null M0 whose MLPs
+have M0's parameters instead.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Facts fixed for all of training: SDM and GDN with learned and null initial states, at equal FLOPs.
+"""Facts fixed for all of training: SDM and GDN with learned and null initial states.
 
 A model of two blocks has to store what it is told over and over: in its matrices, or in the initial state of its
 memory. `wider` gives the MLPs as many parameters as SDM's M0 has.
