@@ -6,6 +6,7 @@ import pytest
 import torch
 
 import sdm
+from sdm.analysis import tracing
 from sdm.analysis.tracing import trace
 from sdm.layers import SparseDeltaMemory
 
@@ -116,6 +117,23 @@ def test_survival_of_writes() -> None:
         assert left.kept.shape == (30, layer.num_heads)
         torch.testing.assert_close(left.kept[-1], torch.ones(layer.num_heads, dtype=torch.float64))
         assert bool((left.decayed <= 1 + 1e-9).all())
+
+
+def test_rounding_over_a_long_text_is_checked_in_float64(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where float32 rounds too much, a memory is taken apart in float64; another deviation is an error as before."""
+    model, ids = small_model(), torch.randint(0, 61, (40,))
+    rounded = trace(model, ids, layers=[1, 2, 3]).layers
+    monkeypatch.setattr(tracing, "TOLERANCE", 1e-10)
+    exact = trace(model, ids, layers=[1, 2, 3], threshold=0.01).layers
+    for before, after in zip(rounded, exact, strict=True):
+        assert before.error > 1e-10 >= after.error
+        assert after.reads.readings.dtype == torch.float64
+        torch.testing.assert_close(after.reads.readings.float(), before.reads.readings, rtol=0, atol=1e-5)
+        assert len(after.reads.read_map.source) < len(before.reads.read_map.source)
+    with pytest.raises(ArithmeticError, match="deviate from the readings"):
+        trace(model, ids, layers=[0])
+    with pytest.raises(ArithmeticError, match="half precision"):
+        trace(small_model(["sdm"]).bfloat16(), ids)
 
 
 def test_threshold_reports_what_it_drops() -> None:

@@ -72,8 +72,13 @@ class Reads:
             parts, readings, delta = (x.cpu() @ mixture for x in (parts, readings, delta))
         if not readings.numel():
             return 0.0
-        deviation = (parts.cpu() + self.read_map.apply(delta.cpu()) - readings.cpu()).abs().max()
-        return float(deviation / readings.abs().max().clamp(min=torch.finfo(torch.float32).tiny))
+        return relative_deviation(parts.cpu() + self.read_map.apply(delta.cpu()), readings.cpu())
+
+
+def relative_deviation(actual: Tensor, expected: Tensor) -> float:
+    """The largest difference of two tensors, relative to the largest number of the expected one."""
+    difference = (actual.double() - expected.double()).abs().max()
+    return float(difference / expected.double().abs().max().clamp(min=torch.finfo(torch.float32).tiny))
 
 
 @torch.no_grad()
@@ -168,6 +173,18 @@ def _dense_memory_reads(
     # Without the correction, and in Mamba2, a write adds its value whatever its key held before.
     update = "delta" if isinstance(layer, GatedDeltaNet) and layer.correction else "add"
     return memory_reads(tokens, table, update, mask, threshold)
+
+
+@torch.no_grad()
+def in_float64(reads: Reads) -> Reads:
+    """Take the readings of a memory apart again in float64, from the same addresses, gates and values.
+
+    In float32 both the layer and its parts round at every write; over thousands of writes to the same slots their sums
+    differ by more than the parts are off.
+    """
+    assert reads.tokens is not None
+    assert reads.initial_state is not None
+    return memory_reads(reads.tokens.to(torch.float64), reads.initial_state.double(), reads.update)
 
 
 def memory_reads(
