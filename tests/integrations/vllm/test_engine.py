@@ -103,13 +103,13 @@ def test_rows_are_reused_and_mutations_are_caught(
     def zeros(pool: StatePool, row: int) -> None:
         _keep(pool._rows(row, row + 1), pool.start.map(torch.zeros_like))
 
-    def lost(pool: StatePool, x: torch.Tensor, spans: Any) -> torch.Tensor:
+    def lost(pool: StatePool, x: torch.Tensor, spans: Any, y: torch.Tensor) -> torch.Tensor:
         before = pool.states.map(torch.clone)
         for span in spans:
             if span.source is None:
                 restart(pool, span.row)
                 _keep(before.map(lambda part, row=span.row: part[row : row + 1]), pool.start)
-        y = mix(pool, x, spans)
+        mix(pool, x, spans, y)
         if any(span.end - span.start > 1 for span in spans):
             _keep(pool.states, before)
         return y
