@@ -8,7 +8,7 @@
 #include "sparse_delta_rule/call.h"
 
 // What __init__.py expects to find: the two change together when a function or a field does.
-constexpr int kInterface = 4;
+constexpr int kInterface = 5;
 
 static PyMethodDef methods[] = {
     SDM_FACT(isa_name),
