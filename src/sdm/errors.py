@@ -32,7 +32,8 @@ def nearest(name: str, choices: Iterable[str], count: int = 3, cutoff: float = 0
 def did_you_mean(name: str, choices: Iterable[str], cutoff: float = 0.5) -> str:
     """Return the hint of an error message: "did you mean X or Y?", or the list of all choices."""
     choices = list(choices)
-    similar = nearest(name, choices, cutoff=cutoff)
+    # One letter off needs no other suggestions.
+    similar = nearest(name, choices, cutoff=0.85) or nearest(name, choices, cutoff=cutoff)
     return f"did you mean {' or '.join(similar)}?" if similar else f"there are {', '.join(choices)}"
 
 
