@@ -168,6 +168,7 @@ print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss)
 """
 
 
+@pytest.mark.slow
 def test_memory_does_not_grow_with_the_document(folders: dict[str, Path]) -> None:
     """In processes of their own. docs/evaluation.md has the command for a million tokens."""
     peaks = []

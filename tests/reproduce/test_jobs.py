@@ -59,6 +59,7 @@ def test_jobs(tmp_path: Path) -> None:
     assert facts(run_jobs([longer], tmp_path / "runs", 2)["recall"]).steps == 10
 
 
+@pytest.mark.slow
 def test_a_job_begins_from_the_shorter_one_that_it_comes_after(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -84,6 +85,7 @@ def modified(folder: Path) -> dict[Path, int]:
     return {path: path.stat().st_mtime_ns for path in folder.rglob("*")}
 
 
+@pytest.mark.slow
 def test_a_measurement_that_is_added_or_changed_leaves_the_run(tmp_path: Path) -> None:
     """Neither training nor the other measurements are repeated. Settings that only show something count as the same."""
     config = text_run(tmp_path, "rows", schedule=ScheduleConfig(steps=4, warmup=1))
@@ -106,6 +108,7 @@ def test_a_measurement_that_is_added_or_changed_leaves_the_run(tmp_path: Path) -
             assert last[path] == again[path], path
 
 
+@pytest.mark.slow
 def test_a_job_is_the_same_whatever_its_process_did_before(tmp_path: Path) -> None:
     names = ("a", "b")
     together = run_jobs([recall_job(name) for name in names], tmp_path / "one", 1)
@@ -268,7 +271,7 @@ with ending_with_one_message(CONTINUES):
 """
 
 
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+@pytest.mark.parametrize("number", [signal.SIGTERM, pytest.param(signal.SIGINT, marks=pytest.mark.slow)])
 def test_jobs_save_before_a_signal_ends_them(tmp_path: Path, number: signal.Signals) -> None:
     """What is finished by then is not repeated."""
     begun = (tmp_path / "a" / "metrics.jsonl").is_file

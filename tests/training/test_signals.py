@@ -80,7 +80,7 @@ def test_a_dead_output(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, error: O
     assert_same(train(config, tmp_path / "run"), expected)
 
 
-@pytest.mark.parametrize("errors", ["apart", "joined"])
+@pytest.mark.parametrize("errors", ["apart", pytest.param("joined", marks=pytest.mark.slow)])
 def test_head(tmp_path: Path, errors: str) -> None:
     """sdm train ... | head -2, with and without 2>&1."""
     process = worker(
