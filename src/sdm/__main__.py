@@ -6,8 +6,8 @@ import sys
 from types import FrameType
 
 # Iterations for which a thread of OpenMP spins before it sleeps: about a hundred microseconds, longer than most gaps
-# between the parallel regions of a step (benchmarks/busy_machine.py). libgomp's default, many milliseconds, takes the cores away from the threads that have work wherever
-# other processes run: training becomes twenty times slower.
+# between the parallel regions of a step (benchmarks/busy_machine.py). libgomp's default, many milliseconds, takes the
+# cores away from the threads that have work wherever other processes run: training becomes twenty times slower.
 SPIN_COUNT = "2000"
 BLOCK_TIME = "1"  # milliseconds, for the OpenMP runtimes of LLVM and Intel, which count so
 WAIT_SETTINGS = ("OMP_WAIT_POLICY", "GOMP_SPINCOUNT", "KMP_BLOCKTIME")
