@@ -63,7 +63,7 @@ build/harness/installed: $(VENV)/installed constraints.txt
 triton-test: setup ## run the kernels for GPUs through all tests of the ops, interpreted (many minutes)
 	$(PYTEST) -m 'slow or not slow' -k triton tests/ops
 
-vllm-test: .venv-vllm/installed ## run the tests of vLLM and of transformers serve in a virtual environment of their own (15 minutes)
+vllm-test: .venv-vllm/installed ## run the tests of vLLM and of transformers serve in a virtual environment of their own (about 7 minutes)
 	VLLM_TARGET_DEVICE=cpu .venv-vllm/bin/python -m pytest -W ignore -m 'slow or not slow' tests/integrations tests/models/test_serving.py
 
 # vLLM wants an older transformers than the tests of the rest. The build for CPUs pulls packages of media that do not fit
