@@ -71,6 +71,7 @@ METHODS = {
     "gdn": Method("GDN graft, base frozen", MEMORY_RATE, {"memory": "gdn"}, (5e-3, 1e-2, 2e-2), 1),
     "full": Method("full fine-tuning", FULL_RATE, {"method": "full"}, (5e-4, 1e-3, 2e-3), 1),
     "sdm-m0": Method("SDM graft with M0, base frozen", MEMORY_RATE, {}, stage=3),
+    "sdm-distill": Method("SDM graft, base frozen, distilled", MEMORY_RATE, _PLAIN | {"distill": 1.0}, stage=3),
     "lora-4": Method("LoRA, rank 4", 5e-3, {"method": "lora", "lora_rank": 4}, (2e-3, 5e-3, 1e-2), 3),
     "lora-16": Method("LoRA, rank 16", 5e-3, {"method": "lora", "lora_rank": 16}),
     "sdm-all": Method("SDM graft, everything trained", MEMORY_RATE, _PLAIN | _ALL),
