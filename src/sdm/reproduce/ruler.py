@@ -104,8 +104,8 @@ WIDE = Experiment(
 WIDE_ROWS: dict[str, Any] = {"sequence_length": 2048, "tracking": 0.15, "steps": 1500}
 
 GDN_LAYOUTS = ((2, 32), (1, 64), (2, 64), (1, 128))  # heads, key channels of each
-GDN_RATES = (2.5e-3, 5e-3, 1e-2)
-GDN_BEST = ((2, 64), 5e-3)
+GDN_RATES = (1.25e-3, 2.5e-3, 5e-3)
+GDN_BEST = ((2, 64), 2.5e-3)
 ATTENTION: dict[str, Any] = {"lr": 2e-3, "steps": 900, "start_length": 64}
 MIXED = ("sliding_attention", "sdm", "full_attention", "sliding_attention")
 
