@@ -30,7 +30,7 @@ from sdm.reproduce.study import (
 )
 
 SEEDS = 3
-COUNTS = (2048, 4096, 6144, 8192, 16384)
+COUNTS = (2048, 4096, 6144, 7500, 8192, 16384)
 MEASUREMENTS: dict[str, Measurement] = {"facts": Recall()}
 LEARNED, NULL, WIDE = "sdm-learned", "sdm-null", "sdm-null-wide"
 MODELS: dict[str, tuple[str, dict[str, Any]]] = {
