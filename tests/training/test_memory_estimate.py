@@ -9,13 +9,13 @@ import pytest
 import torch
 
 from sdm.data import open_data
+from sdm.errors import TrainingError
 from sdm.models import cost
 from sdm.models.model_config import ModelConfig
 from sdm.run.config import (
     ComputeConfig,
     GuardConfig,
 )
-from sdm.run.errors import TrainingError
 from sdm.run.mesh import Mesh
 from sdm.training import Trainer, memory_estimate
 from training.runs import recall_run, text_run

@@ -16,11 +16,11 @@ from typing import Annotated, Any
 import tyro
 
 from sdm.cli.command import Command
+from sdm.errors import TrainingError
 from sdm.reproduce.recipes.registry import RECIPES, SHORT_NAMES, find, listing, parameters, recipe
 from sdm.run import Run
 from sdm.run.config import TrainConfig
 from sdm.run.config_file import to_json
-from sdm.run.errors import TrainingError
 
 USAGE = """usage: sdm train RECIPE [--OPTION VALUE ...]
 

@@ -21,8 +21,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from sdm.data.errors import DataError
-from sdm.errors import UserError, check_size
+from sdm.errors import DataError, UserError, check_size
 from sdm.evaluation.documents import TextMeasurement
 from sdm.evaluation.eval_model import EvalModel
 from sdm.evaluation.measurement import Pairs, Plan, Result, Unit

@@ -6,8 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-from sdm.errors import check_not_negative, check_positive, check_size
-from sdm.run.errors import TrainingError
+from sdm.errors import TrainingError, check_not_negative, check_positive, check_size
 
 
 @dataclass(frozen=True)

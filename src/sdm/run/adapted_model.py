@@ -12,14 +12,13 @@ from typing import Any
 from torch import nn
 
 from sdm.data.tokenization import Tokenizer, load_tokenizer
-from sdm.errors import UserError
+from sdm.errors import TrainingError, UserError
 from sdm.files import explained
 from sdm.models.attention_window import BANDED
 from sdm.models.causal_lm import load_foreign_model
 from sdm.models.graft import graft, ungraft
 from sdm.models.saved_folder import CONFIG
 from sdm.run.adapt import AdaptConfig
-from sdm.run.errors import TrainingError
 from sdm.run.folder import EXPORT
 
 # Settings that are arguments of sdm.graft.

@@ -7,11 +7,10 @@ from pathlib import Path
 from typing import Literal
 
 from sdm.data.config import CorpusConfig, DataConfig
-from sdm.errors import check_not_negative, check_positive
+from sdm.errors import TrainingError, check_not_negative, check_positive
 from sdm.models.layer_types import LAYER_TYPES
 from sdm.models.model_config import ModelConfig
 from sdm.run.adapt import AdaptConfig
-from sdm.run.errors import TrainingError
 from sdm.run.mesh import MeshConfig
 
 LARGEST_STEPS = 10**9  # at a step a second, thirty years

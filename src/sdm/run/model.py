@@ -6,9 +6,9 @@ import logging
 from pathlib import Path
 from typing import Any
 
-from sdm.data.config import TextConfig
-from sdm.data.loader import open_data
+from sdm.data.config import TextConfig, open_data
 from sdm.data.tokenization import Tokenizer, load_tokenizer
+from sdm.errors import TrainingError
 from sdm.models import SDMConfig, SDMForCausalLM, example
 from sdm.models.causal_lm import load_foreign_model
 from sdm.models.fingerprint import architecture
@@ -16,7 +16,6 @@ from sdm.models.manifest import check_manifest
 from sdm.models.saved_folder import CONFIG, load_config, load_model
 from sdm.run.adapted_model import build_adapted
 from sdm.run.config import TrainConfig
-from sdm.run.errors import TrainingError
 from sdm.run.export import export_model, model_tensors
 from sdm.run.folder import EXPORT, Run
 

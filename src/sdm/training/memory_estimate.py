@@ -9,10 +9,10 @@ from dataclasses import dataclass
 import torch
 
 from sdm.data.batch import BatchSource
+from sdm.errors import TrainingError
 from sdm.models import SDMConfig, cost
 from sdm.ops.checks import available_memory
 from sdm.run.config import TrainConfig
-from sdm.run.errors import TrainingError
 from sdm.run.mesh import ONE, Mesh
 
 GIGABYTE = 10**9

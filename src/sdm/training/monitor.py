@@ -13,13 +13,13 @@ from typing import TYPE_CHECKING, Any, Protocol
 import torch
 from torch import nn
 
+from sdm.errors import TrainingError
 from sdm.files import write_bytes
 from sdm.layers import SparseDeltaMemory
 from sdm.layers.memory_statistics import LayerStatistics, observed
 from sdm.ops.sparse_delta_rule.inputs import Tokens
 from sdm.run import Run
 from sdm.run.config import MonitorConfig
-from sdm.run.errors import TrainingError
 from sdm.run.folder import step_of
 from sdm.signals import silence
 from sdm.training.parallel import Parallel

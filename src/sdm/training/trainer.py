@@ -25,8 +25,8 @@ from torch import Tensor
 from torch.distributed.checkpoint.stateful import Stateful
 
 from sdm.data.batch import Batch, BatchSource
-from sdm.data.config import CorpusConfig, TextConfig
-from sdm.data.loader import open_data
+from sdm.data.config import CorpusConfig, TextConfig, open_data
+from sdm.errors import TrainingError
 from sdm.files import remove_leftovers
 from sdm.layers.memory_statistics import evaluating
 from sdm.models.causal_lm import causal_nll
@@ -36,11 +36,10 @@ from sdm.run.adapted_model import teacher_of
 from sdm.run.checkpoint import CheckpointError, verify
 from sdm.run.config import TrainConfig
 from sdm.run.config_file import to_json
-from sdm.run.errors import TrainingError, TrainingStopped
 from sdm.run.export import check_replaceable, export_model
 from sdm.run.folder import TOKENIZER
 from sdm.run.model import load_weights, new_model
-from sdm.signals import Interrupted, PostponedSignals, silence
+from sdm.signals import Interrupted, PostponedSignals, TrainingStopped, silence
 from sdm.training import memory_estimate, time_estimate
 from sdm.training.guards import Guard
 from sdm.training.monitor import STEP_TOKENS, MemoryMonitor, Monitor, NoMonitor
