@@ -27,7 +27,7 @@ from sdm.evaluation.eval_model import EvalModel
 from sdm.evaluation.measurement import Pairs, Plan, Result, Unit
 from sdm.evaluation.report import Report, Table
 from sdm.evaluation.statistics import weighted_mean
-from sdm.layers.short_convolution import ShortConvolution
+from sdm.layers.modules import ShortConvolution
 from sdm.models.attentions import MAX_LENGTH
 from sdm.models.fingerprint import base_model
 

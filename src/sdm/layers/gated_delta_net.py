@@ -12,9 +12,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from sdm.errors import check_one_of, check_size
-from sdm.layers.gates import LARGEST_DECAY_RATE, Float32Linear, decay_gate, reset_decay
+from sdm.layers.modules import LARGEST_DECAY_RATE, Float32Linear, ShortConvolution, decay_gate, reset_decay
 from sdm.layers.recurrent_layer import Gates, RecurrentLayer
-from sdm.layers.short_convolution import ShortConvolution
 from sdm.layers.sizes import default_heads
 from sdm.ops.backends import check_backend
 from sdm.ops.gated_delta_rule import gated_delta_rule, gated_delta_step_

@@ -12,9 +12,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from sdm.errors import check_size
-from sdm.layers.gates import Float32Linear, decay_gate, reset_decay
+from sdm.layers.modules import Float32Linear, ShortConvolution, decay_gate, reset_decay
 from sdm.layers.recurrent_layer import Gates, RecurrentLayer
-from sdm.layers.short_convolution import ShortConvolution
 from sdm.layers.sizes import default_heads
 from sdm.ops.backends import check_backend
 from sdm.ops.state_space import state_space, state_space_step_

@@ -12,7 +12,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from sdm.errors import check_size
-from sdm.layers.gates import Float32Linear, decay_gate, reset_decay
+from sdm.layers.modules import Float32Linear, decay_gate, reset_decay
 from sdm.layers.recurrent_layer import Gates, RecurrentLayer
 from sdm.layers.sizes import default_heads
 from sdm.ops.backends import check_backend

@@ -12,11 +12,9 @@ import torch
 from torch import Tensor, nn
 
 from sdm.layers.determinism import is_deterministic
-from sdm.layers.interface import check_input, without_weight_decay
-from sdm.layers.recurrent_state import RecurrentState, RecurrentUndo, start_memory
-from sdm.layers.short_convolution import ShortConvolution
-from sdm.layers.state import Record, check_state
-from sdm.layers.streams import Streams, streams_of
+from sdm.layers.interface import Streams, check_input, streams_of, without_weight_decay
+from sdm.layers.modules import ShortConvolution
+from sdm.layers.state import Record, RecurrentState, RecurrentUndo, check_state, start_memory
 
 Gates = tuple[Tensor, Tensor]
 """beta and log_decay of each token; what they are is the layer's own."""

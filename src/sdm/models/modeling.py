@@ -25,7 +25,7 @@ from transformers.utils import can_return_tuple
 from sdm.layers import GatedMLP
 from sdm.layers.attention import GatedAttention
 from sdm.layers.interface import without_weight_decay
-from sdm.layers.masked_batch_norm import MaskedBatchNorm
+from sdm.layers.modules import MaskedBatchNorm
 from sdm.models import attentions
 from sdm.models.arguments import check_extras, current_mask, document_offsets, select_positions
 from sdm.models.cache import SDMCache

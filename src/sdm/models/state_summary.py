@@ -11,8 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from sdm.layers.memory_statistics import evaluating, observed
-from sdm.layers.read_statistics import WritesLeft, last_writes, writes_left
+from sdm.layers.memory_statistics import WritesLeft, evaluating, last_writes, observed, writes_left
 from sdm.layers.sparse_delta_memory import SparseDeltaMemory
 from sdm.models.cache import SDMCache
 from sdm.models.fingerprint import base_model

@@ -33,8 +33,8 @@ from sdm.layers import (
     TokenShift,
 )
 from sdm.layers.full_attention import attend_blocks
+from sdm.layers.interface import Streams, documents_of, streams_of
 from sdm.layers.recurrent_layer import RecurrentLayer
-from sdm.layers.streams import Streams, documents_of, streams_of
 from sdm.models.likelihood import IGNORED
 from sdm.parallel.channels import SplitMemory
 from sdm.parallel.collectives import Group, all_to_all, gather_time, tokens_before
