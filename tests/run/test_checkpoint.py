@@ -14,7 +14,7 @@ import torch
 from torch.distributed.checkpoint.filesystem import FileSystemWriter
 
 from sdm.errors import TrainingError
-from sdm.models.manifest import file_entry
+from sdm.files import file_entry
 from sdm.run import checkpoint as module
 from sdm.run.checkpoint import CheckpointError, CheckpointStore, verify
 from sdm.run.model import export_run

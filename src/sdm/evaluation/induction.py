@@ -28,8 +28,8 @@ from sdm.evaluation.measurement import Pairs, Plan, Result, Unit
 from sdm.evaluation.report import Report, Table
 from sdm.evaluation.statistics import weighted_mean
 from sdm.layers.modules import ShortConvolution
-from sdm.models.attentions import MAX_LENGTH
 from sdm.models.fingerprint import base_model
+from sdm.models.reads import MAX_LENGTH
 
 OFFSETS = 4  # 0: the same token, 1: its successor, 2 and 3: for comparison
 

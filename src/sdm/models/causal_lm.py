@@ -19,7 +19,7 @@ from sdm.constants import IGNORED
 from sdm.files import explained, read_json
 from sdm.layers.interface import without_weight_decay
 from sdm.models.cache import SDMCache
-from sdm.models.config_file import check_attention_implementation
+from sdm.models.configuration import check_attention_implementation
 from sdm.models.graft import blocks
 from sdm.models.grafted_mixer import GraftedMixer, memory_cache
 from sdm.models.likelihood import States

@@ -11,8 +11,8 @@ from dataclasses import dataclass
 import torch
 
 from sdm.models.configuration import SDMConfig
-from sdm.models.layer_cost import Flops, LayerCost
 from sdm.models.layer_types import LAYER_TYPES
+from sdm.models.layer_types.base import Flops, LayerCost
 
 
 @dataclass(frozen=True)

@@ -24,7 +24,7 @@ from sdm.layers import GatedDeltaNet, ShiftedKeys, SparseDeltaMemory
 from sdm.layers.sizes import default_heads
 from sdm.models.attention_window import WindowedAttention, window_reason
 from sdm.models.grafted_mixer import GraftedMixer
-from sdm.models.layer_cost import selection_flops
+from sdm.models.layer_types.base import selection_flops
 from sdm.models.layer_types.shared import delta_flops
 
 _log = logging.getLogger(__name__)

@@ -16,9 +16,17 @@ from torch.distributed.tensor import DTensor
 
 from sdm.data.tokenization import Tokenizer
 from sdm.errors import RankError, TrainingError
-from sdm.files import DamagedFile, new_folder, read_json, remove_leftovers, write_json
+from sdm.files import (
+    MANIFEST,
+    DamagedFile,
+    new_folder,
+    read_json,
+    read_manifest,
+    remove_leftovers,
+    write_json,
+    write_manifest,
+)
 from sdm.models import SDMConfig, SDMForCausalLM
-from sdm.models.manifest import MANIFEST, read_manifest, write_manifest
 from sdm.models.saved_folder import CHAT_TEMPLATE, INDEX, WEIGHTS, no_progress_bar, write_chat_template
 from sdm.ranks import ALONE, Ranks
 from sdm.run.adapted_model import for_export

@@ -11,8 +11,7 @@ from typing import Any
 
 from sdm.data.tokenization import Tokenizer, keep_tokenizer
 from sdm.errors import TrainingError
-from sdm.files import new_folder, parse_json, remove_leftovers, write_bytes
-from sdm.models.manifest import file_entries, file_entry
+from sdm.files import file_entries, file_entry, new_folder, parse_json, remove_leftovers, write_bytes
 from sdm.ranks import ALONE, Ranks
 from sdm.run.checkpoint import CheckpointStore
 from sdm.run.config import TrainConfig
