@@ -20,8 +20,8 @@ from sdm.evaluation.eval_model import open_model
 from sdm.models.attention_window import BANDED
 from sdm.models.causal_lm import causal_nll, memories_off
 from sdm.run import Run
-from sdm.run.adapt import AdaptConfig
 from sdm.run.config import (
+    AdaptConfig,
     CheckpointConfig,
     ComputeConfig,
     MonitorConfig,

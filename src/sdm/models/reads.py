@@ -1,4 +1,4 @@
-"""What the mixers of a model read: `sdm.layers.reads` on the inputs that the mixers get in the model, and dense maps for
+"""What the mixers of a model read: `sdm.layers.reads` on the inputs that the mixers get in the model, and the maps of
 `output_attentions=True`.
 
 The map of a mixer leads from reading tokens to the tokens that they read. Attention gives its weights. A sparse delta

@@ -18,7 +18,7 @@ from sdm.models.attention_window import BANDED
 from sdm.models.causal_lm import load_foreign_model
 from sdm.models.graft import graft, ungraft
 from sdm.models.saved_folder import CONFIG
-from sdm.run.adapt import AdaptConfig
+from sdm.run.config import AdaptConfig
 from sdm.run.folder import EXPORT
 
 # Settings that are arguments of sdm.graft.

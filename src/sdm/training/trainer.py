@@ -40,12 +40,11 @@ from sdm.run.export import check_replaceable, export_model
 from sdm.run.folder import TOKENIZER
 from sdm.run.model import load_weights, new_model
 from sdm.signals import Interrupted, PostponedSignals, TrainingStopped, silence
-from sdm.training import memory_estimate, time_estimate
+from sdm.training import estimate
 from sdm.training.guards import Guard
-from sdm.training.monitor import STEP_TOKENS, MemoryMonitor, Monitor, NoMonitor
+from sdm.training.monitor import STEP_TOKENS, MemoryMonitor, Monitor, NoMonitor, sample_text
 from sdm.training.optimizer import create_moments, learning_rate_factor, make_optimizer, set_learning_rate
 from sdm.training.parallel import check_rank_consistency, data_identity, process_identity, start
-from sdm.training.sampling import sample_text
 from sdm.training.train_state import (
     DataState,
     ModelState,
@@ -112,7 +111,7 @@ class Trainer:
         if config.adapt is None:
             eos_id = None if self.tokenizer is None else self.tokenizer.eos_id
             model_config = config.model.build(self.data.vocab_size, eos_id)
-            needs = lambda: memory_estimate.check(config, model_config, self.data, self.device, self.parallel.mesh)  # noqa: E731
+            needs = lambda: estimate.check_memory(config, model_config, self.data, self.device, self.parallel.mesh)  # noqa: E731
             self._info(self.ranks.gather_call(needs)[0])
 
         self.model = self._build()
@@ -172,10 +171,10 @@ class Trainer:
             with self._separate_streams():
                 return self._loss(self.parallel.slice(piece), max(piece.num_targets, 1), 0)
 
-        seconds = time_estimate.seconds_of_run(
+        seconds = estimate.seconds_of_run(
             self.config, self.model, self.data, loss, max(len(self._pieces[0]), 1), len(self._pieces), self.ranks
         )
-        return time_estimate.about(seconds)
+        return estimate.about(seconds)
 
     def _open(self, split: str) -> BatchSource:
         """One split of the data. A run that is continued keeps its tokenizer, whatever became of its source."""
