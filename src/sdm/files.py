@@ -45,6 +45,12 @@ def printable(path: str | Path) -> str:
     return str(path).encode(errors="backslashreplace").decode()
 
 
+def file_identity(path: Path) -> tuple[int, int, int]:
+    """Return numbers of which some change when a file is replaced."""
+    status = path.stat()
+    return status.st_ino, status.st_mtime_ns, status.st_size
+
+
 def open_regular(path: Path) -> BufferedReader:
     """Open a file to read. Pipes and devices, which may block or never end, raise an OSError."""
     descriptor = os.open(path, os.O_RDONLY | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_BINARY", 0))

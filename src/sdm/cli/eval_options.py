@@ -238,7 +238,7 @@ def parse(arguments: list[str]) -> Command:
     kind = find(name)
     shown = _with_help(kind)
     settings = ("settings", Annotated[shown, tyro.conf.arg(name="")], dataclasses.field(default_factory=shown))
-    options: Any = dataclasses.make_dataclass(
+    options: type[EvalOptions] = dataclasses.make_dataclass(
         "EvalOptions",
         [("name", tyro.conf.Suppress[str], dataclasses.field(default=name)), settings],
         bases=(EvalOptions,),

@@ -18,11 +18,14 @@ import zlib
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, BinaryIO, Protocol
+from typing import TYPE_CHECKING, BinaryIO, Protocol
 
 from sdm.data.randomness import hash_of
 from sdm.errors import DataError, require
 from sdm.files import Json, open_regular, parse_json
+
+if TYPE_CHECKING:
+    from zstandard import ZstdDecompressor
 
 FORMATS = (".jsonl", ".jsonl.gz", ".jsonl.zst", ".json", ".csv", ".parquet")
 DEFAULT_SUFFIXES = (".txt", ".md", *FORMATS)
@@ -372,7 +375,7 @@ def _decompress_gzip(file: BinaryIO) -> Iterator[bytes]:
             yield data
 
 
-def _decompress_frames(file: BinaryIO, decompressor: Any) -> Iterator[bytes]:
+def _decompress_frames(file: BinaryIO, decompressor: ZstdDecompressor) -> Iterator[bytes]:
     """The library's own reader takes a file that was cut short for a whole one."""
     frame = None
     while data := file.read(COMPRESSED_BYTES):

@@ -8,12 +8,12 @@ Shapes: B batch, T time, C channels, S streams (batch rows or documents).
 from __future__ import annotations
 
 import dataclasses
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeVar
 
 import torch
 from torch import Tensor, nn
 
-from sdm.layers.state import LayerState, Record
+from sdm.layers.state import LayerState, Record, Undo
 from sdm.ops.checks import check_cu_seqlens, document_bounds
 
 # Matrices that weight decay would harm: an initial state holds content, and gates rest at other values than zero.
@@ -22,8 +22,11 @@ _EXEMPT_MATRICES = (
     *("beta_proj.weight", "decay_proj.weight", "decay_down_proj.weight"),
 )
 
+_State = TypeVar("_State", bound=LayerState, contravariant=True)
+_Undo = TypeVar("_Undo", bound=Undo, contravariant=True)
 
-class SequenceLayer(Protocol):
+
+class SequenceLayer(Protocol[_State, _Undo]):
     """What a model may expect of a layer. The state is the layer's own; a caller only stores it and hands it back."""
 
     hidden_size: int
@@ -31,7 +34,7 @@ class SequenceLayer(Protocol):
     def __call__(
         self,
         x: Tensor,
-        state: Any = None,
+        state: _State | None = None,
         return_state: bool = False,
         attention_mask: Tensor | None = None,
         cu_seqlens: Tensor | None = None,
@@ -48,14 +51,14 @@ class SequenceLayer(Protocol):
             cu_seqlens: [documents + 1] offsets of documents packed into one row (B = 1). Each is a stream of its own.
         """
 
-    def step_(self, x: Tensor, state: Any, record: Record | None = None) -> Tensor:
+    def step_(self, x: Tensor, state: _State, record: Record | None = None) -> Tensor:
         """Decode one token: x [B,hidden_size] gives y of the same shape. The state changes in place; no gradients.
 
         `record` is given the `Undo` that takes the token back.
         """
 
     def extend_(
-        self, x: Tensor, state: Any, attention_mask: Tensor | None = None, record: Record | None = None
+        self, x: Tensor, state: _State, attention_mask: Tensor | None = None, record: Record | None = None
     ) -> Tensor:
         """Mix a stretch of tokens x [B,T,hidden_size] behind `state`, which changes in place; no gradients.
 
@@ -63,7 +66,7 @@ class SequenceLayer(Protocol):
         `Undo` that takes the tokens back.
         """
 
-    def replay_(self, state: Any, undo: Any) -> None:
+    def replay_(self, state: _State, undo: _Undo) -> None:
         """Put the tokens of an undo record back into the state that it was made of, without projecting them again."""
 
     def start_state(self, batch_size: int, learn: bool = False) -> LayerState:

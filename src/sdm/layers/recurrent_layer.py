@@ -6,7 +6,7 @@ C channels of what is projected.
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TypedDict, Unpack
 
 import torch
 from torch import Tensor, nn
@@ -18,6 +18,15 @@ from sdm.layers.state import Record, RecurrentState, RecurrentUndo, check_state,
 
 Gates = tuple[Tensor, Tensor]
 """beta and log_decay of each token; what they are is the layer's own."""
+
+
+class RuleOptions(TypedDict):
+    """What a rule over a sequence takes beside the tokens."""
+
+    initial_state: Tensor | None
+    output_final_state: bool
+    cu_seqlens: Tensor | None
+    backend: str
 
 
 class RecurrentLayer(nn.Module):
@@ -176,7 +185,7 @@ class RecurrentLayer(nn.Module):
         """What the rule takes of each token: query, key and value first."""
         return *self._heads(mixed), *gates
 
-    def _rule(self, *tokens: Tensor, **options: Any) -> tuple[Tensor, Tensor | None]:
+    def _rule(self, *tokens: Tensor, **options: Unpack[RuleOptions]) -> tuple[Tensor, Tensor | None]:
         """Readings [B,T,H,D] and the memory after the last token."""
         raise NotImplementedError
 

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, ClassVar, TypeVar
+from typing import Any, ClassVar, Generic, TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -20,6 +20,7 @@ from sdm.ops.checks import check_shape, check_tensor
 
 StateT = TypeVar("StateT", bound="LayerState")
 UndoT = TypeVar("UndoT", bound="Undo")
+RestoredT = TypeVar("RestoredT", bound="LayerState", contravariant=True)
 
 
 @dataclasses.dataclass
@@ -105,7 +106,7 @@ class LayerState:
 
 
 @dataclasses.dataclass
-class Undo(LayerState):
+class Undo(LayerState, Generic[RestoredT]):
     """A record of what a layer needs to take back the tokens of one call.
 
     A state makes the record before it changes, by its own method `undo`, so that a type of layer decides itself what to
@@ -116,7 +117,7 @@ class Undo(LayerState):
     over_time: ClassVar[tuple[str, ...]] = ()
     """Fields with a second axis T: what it takes to replay the tokens that are kept."""
 
-    def restore_(self, state: Any) -> None:
+    def restore_(self, state: RestoredT) -> None:
         """Set `state` to what it was before the tokens. The record may not be used again."""
         raise NotImplementedError
 
@@ -138,17 +139,19 @@ Record = Callable[[Undo], None]
 
 
 @dataclasses.dataclass
-class Snapshot(Undo):
+class Snapshot(Undo[LayerState]):
     """The whole state before the tokens. Kept tokens cannot be replayed from it."""
 
     before: LayerState
 
-    def restore_(self, state: Any) -> None:
+    def restore_(self, state: LayerState) -> None:
         """Set `state` to the snapshot."""
         state.assign_(self.before)
 
 
-def check_state(state: object, kind: type[LayerState], streams: int, device: torch.device, **shapes: Any) -> None:
+def check_state(
+    state: object, kind: type[LayerState], streams: int, device: torch.device, **shapes: tuple[int | None, ...]
+) -> None:
     """Raise unless `state` is a `kind` whose tensors have these shapes for each stream; None is any size."""
     if not isinstance(state, kind):
         raise TypeError(f"state must be a {kind.__name__} or None, got {type(state).__name__}")

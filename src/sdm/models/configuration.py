@@ -192,7 +192,7 @@ class SDMConfig(LayerFields, PreTrainedConfig):
         """What config.json holds."""
         return _to_file(super().to_diff_dict())
 
-    def save_pretrained(self, save_directory: str | PathLike[str], push_to_hub: bool = False, **kwargs: Any) -> None:
+    def save_pretrained(self, save_directory: str | PathLike[str], push_to_hub: bool = False, **kwargs: object) -> None:
         """Write config.json, and beside it the file of code that its `auto_map` names."""
         _write_code(save_directory)
         super().save_pretrained(save_directory, push_to_hub=push_to_hub, **kwargs)

@@ -38,7 +38,7 @@ LEVELS = {
 ONE_LAYER_LESS = (1, 3)
 
 
-def ladder(level: int, global_layer: str | list[str] = "sdm", **overrides: Any) -> SDMConfig:
+def ladder(level: int, global_layer: str | list[str] = "sdm", **overrides: object) -> SDMConfig:
     """The configuration of a level of the paper's ladder (1-6, 8, 13).
 
     Args:
@@ -60,5 +60,6 @@ def ladder(level: int, global_layer: str | list[str] = "sdm", **overrides: Any) 
         "num_memory_heads": row.num_memory_heads,
         "head_dim": 128,
         "intermediate_multiple": 1024,
+        **overrides,
     }
-    return SDMConfig(**(fields | overrides))
+    return SDMConfig(**fields)

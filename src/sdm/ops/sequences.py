@@ -6,9 +6,9 @@ Shapes: B batch, T time, H heads, N rows of the state, D value channels, S seque
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import Any
+from typing import Generic, Protocol, Self, TypeVar
 
 import torch
 from torch import Tensor
@@ -16,18 +16,32 @@ from torch import Tensor
 from sdm.ops import backends
 from sdm.ops.checks import compute_dtype, document_bounds
 
-Run = Callable[[Any, Tensor], tuple[Tensor, Tensor]]
+
+class SequenceTokens(Protocol):
+    """What an op's `Tokens`, a named tuple of tensors, have in common."""
+
+    @property
+    def value(self) -> Tensor:
+        """[B,T,H,D], or [B,H,D] for a single step."""
+
+    def to(self, dtype: torch.dtype) -> Self:
+        """Convert the floats to this dtype."""
+
+    def __iter__(self) -> Iterator[Tensor]: ...
+
+
+TokensT = TypeVar("TokensT", bound=SequenceTokens)
 
 
 @dataclass(eq=False)
-class Call(backends.Call):
+class Call(backends.Call, Generic[TokensT]):
     """A checked call of a rule over a sequence of tokens.
 
     `run` serves it by the output [B,T,H,D] and the final state [S,H,N,D], which may be anything if nobody asks for it;
     `step_` by the output [B,H,D] and `run_` by the output [B,T,H,D].
     """
 
-    tokens: Any  # the op's Tokens
+    tokens: TokensT  # the op's Tokens
     state: Tensor | None  # the initial one, [H,N,D] or [S,H,N,D]; or that which changes in place, [B,H,N,D]
     rows: int
     cu_seqlens: Tensor | None = None
@@ -40,7 +54,7 @@ class Call(backends.Call):
         self.device, self.single_step = value.device, value.dim() == 3
         self.dtype = compute_dtype(*self.tokens, self.state)
 
-    def in_full(self) -> tuple[Any, Tensor]:
+    def in_full(self) -> tuple[TokensT, Tensor]:
         """Floats in the dtype of the arithmetic, the initial state as [S,H,N,D]."""
         tokens, state = self.tokens.to(self.dtype), self.state
         if state is None:
@@ -58,12 +72,15 @@ def serve_rule(op: str, backend: str, call: Call) -> tuple[Tensor, Tensor | None
     return y.to(call.tokens.value.dtype), final_state if call.output_final_state else None
 
 
-def run_documents(run: Run, tokens: Any, state: Tensor, cu_seqlens: Tensor | None) -> tuple[Tensor, Tensor]:
+def run_documents(
+    run: Callable[[TokensT, Tensor], tuple[Tensor, Tensor]], tokens: TokensT, state: Tensor, cu_seqlens: Tensor | None
+) -> tuple[Tensor, Tensor]:
     """Run a rule for rows of equal length over the batch or, one after the other, over the documents packed in it."""
     if cu_seqlens is None:
         return run(tokens, state)
+    make: Callable[..., TokensT] = type(tokens)
     documents = [
-        run(type(tokens)(*(x[:, start:end] for x in tokens)), state[s : s + 1])
+        run(make(*(x[:, start:end] for x in tokens)), state[s : s + 1])
         for s, (start, end) in enumerate(itertools.pairwise(document_bounds(cu_seqlens, tokens.value.shape[1])))
     ]
     outputs, states = zip(*documents, strict=True)
