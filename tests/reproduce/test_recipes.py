@@ -10,7 +10,7 @@ import pytest
 from sdm.data import CorpusConfig, MADTaskConfig, MQARTaskConfig, RecallConfig
 from sdm.errors import TrainingError
 from sdm.models import cost, ladder
-from sdm.models.ladder import LEVELS
+from sdm.models.cost import LEVELS
 from sdm.reproduce.recipes import RECIPES, recipe
 from sdm.reproduce.recipes.paper import paper_steps
 from sdm.reproduce.recipes.registry import SHORT_NAMES, describe

@@ -19,7 +19,7 @@ from sdm.layers.determinism import is_deterministic
 from sdm.layers.interface import SequenceLayer
 from sdm.layers.state import LayerState, Record, Snapshot, Undo
 from sdm.models.configuration import SDMConfig
-from sdm.models.journal import BYTES, TOKENS, Journal, Mark
+from sdm.models.journal import BYTES, TOKENS, Journal, JournalMixin, Mark
 from sdm.models.layer_types import LAYER_TYPES
 
 if TYPE_CHECKING:
@@ -205,7 +205,7 @@ class LayerCache(CacheLayerMixin):
         raise NotImplementedError("this cache is not a store of keys and values; a block calls `mix`")
 
 
-class SDMCache(Cache):
+class SDMCache(JournalMixin, Cache):
     """The states of all layers of a model. `SDMCache(config)` is empty; a model fills it as `past_key_values`.
 
     Tokens can be taken back from the moment on that `mark`, `record` or transformers' `activate_past_recording` is
@@ -327,26 +327,6 @@ class SDMCache(Cache):
         """Forget all tokens."""
         super().reset()
         self.origin = None
-        if self.journal is not None:
-            self.journal.clear()
-
-    def reorder_cache(self, beam_idx: Tensor) -> None:
-        """Let row i continue row beam_idx[i], with its journal."""
-        super().reorder_cache(beam_idx)  # type: ignore[arg-type]
-        if self.journal is not None:
-            self.journal.map(lambda x: x.index_select(0, beam_idx.to(x.device)))
-
-    def batch_select_indices(self, indices: Tensor) -> None:
-        """Keep these rows, with their journal."""
-        super().batch_select_indices(indices)
-        if self.journal is not None:
-            self.journal.map(lambda x: x[indices.to(x.device)])
-
-    def batch_repeat_interleave(self, repeats: int) -> None:
-        """Repeat every row, with its journal."""
-        super().batch_repeat_interleave(repeats)
-        if self.journal is not None:
-            self.journal.map(lambda x: x.repeat_interleave(repeats, dim=0))
 
     def get_seq_length(self, layer_idx: int = 0) -> int:
         """Tokens seen, padding included."""

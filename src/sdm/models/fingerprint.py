@@ -43,7 +43,7 @@ class Fingerprint:
 
     architecture: dict[str, Any]
     weights: str
-    buffers: str | None = None  # None in files of version 1, which did not know
+    buffers: str
 
     def check(self, other: Fingerprint, what: str) -> None:
         """Raise a ValueError that says what differs."""
@@ -53,7 +53,7 @@ class Fingerprint:
                 raise ValueError(f"{what} is of another model: its {name} is {mine!r}, expected {theirs!r}")
         if self.weights != other.weights:
             raise ValueError(f"{what} is of another model: the architecture is the same, but the weights differ")
-        if None not in (self.buffers, other.buffers) and self.buffers != other.buffers:
+        if self.buffers != other.buffers:
             raise ValueError(
                 f"{what} is of another model: the weights are the same, but buffers, such as the statistics of a batch "
                 "normalisation, differ"

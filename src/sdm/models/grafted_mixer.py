@@ -15,7 +15,7 @@ from transformers.cache_utils import CacheLayerMixin
 
 from sdm.layers import GatedDeltaNet, ShiftedKeys, SparseDeltaMemory
 from sdm.models.cache import LayerCache
-from sdm.models.journal import Journal
+from sdm.models.journal import Journal, JournalMixin
 
 CACHE_NAMES = ("past_key_values", "cache_params", "past_key_value", "layer_past")
 GraftedMemory: TypeAlias = SparseDeltaMemory | GatedDeltaNet | ShiftedKeys
@@ -71,7 +71,7 @@ class GraftedMixer(nn.Module):
         return self.memory(x, attention_mask=mask)
 
 
-class GraftLayerCache(LayerCache):
+class GraftLayerCache(JournalMixin, LayerCache):
     """The state of one grafted memory, appended to `layers` of the base's own cache.
 
     The layers of that cache crop one after the other, so that this one keeps a journal of its own.
@@ -119,30 +119,6 @@ class GraftLayerCache(LayerCache):
                 taken = entry.tokens - (0 if kept is None else kept.tokens)
                 self.take_back(entry.undo[0], taken, None if kept is None else kept.undo[0])
                 tokens -= taken
-
-    def reset(self) -> None:
-        """Forget all tokens."""
-        super().reset()
-        if self.journal is not None:
-            self.journal.clear()
-
-    def reorder_cache(self, beam_idx: Tensor) -> None:
-        """Let row i continue row beam_idx[i], with its journal."""
-        super().reorder_cache(beam_idx)
-        if self.journal is not None:
-            self.journal.map(lambda x: x.index_select(0, beam_idx.to(x.device)))
-
-    def batch_select_indices(self, indices: Tensor) -> None:
-        """Keep these rows, with their journal."""
-        super().batch_select_indices(indices)
-        if self.journal is not None:
-            self.journal.map(lambda x: x[indices.to(x.device)])
-
-    def batch_repeat_interleave(self, repeats: int) -> None:
-        """Repeat every row, with its journal."""
-        super().batch_repeat_interleave(repeats)
-        if self.journal is not None:
-            self.journal.map(lambda x: x.repeat_interleave(repeats, dim=0))
 
 
 def block_input(args: tuple[object, ...], kwargs: Mapping[str, Any]) -> tuple[Tensor, Cache | None]:

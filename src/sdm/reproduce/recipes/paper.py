@@ -21,7 +21,7 @@ from typing_extensions import Doc
 
 from sdm.data.config import CorpusConfig
 from sdm.errors import TrainingError
-from sdm.models.ladder import LEVELS
+from sdm.models.cost import LEVELS
 from sdm.models.model_config import ModelConfig
 from sdm.reproduce.recipes.parameters import GlobalLayer
 from sdm.reproduce.recipes.small_code import tiny_code

@@ -14,7 +14,7 @@ from typing import Any
 
 from sdm.data.mad import MADTask
 from sdm.errors import TrainingError
-from sdm.models.ladder import LEVELS
+from sdm.models.cost import LEVELS
 from sdm.reproduce.recipes.facts import facts
 from sdm.reproduce.recipes.graft import graft
 from sdm.reproduce.recipes.mini import mini
