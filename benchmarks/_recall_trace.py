@@ -19,8 +19,7 @@ import torch
 from torch import Tensor
 
 from sdm.analysis import LayerTrace, mask_writes, trace
-from sdm.data.config import RecallConfig
-from sdm.data.loader import open_data
+from sdm.data.config import RecallConfig, open_data
 from sdm.evaluation.eval_model import open_model
 
 BATCHES = 2

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from sdm import ops
-from sdm.models.ladder import LEVELS
+from sdm.models.cost import LEVELS
 from sdm.ops.triton.launch import Launch, record
 
 ACCESSES = 64

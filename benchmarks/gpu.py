@@ -31,8 +31,8 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 
 import sdm
 from sdm import ops
-from sdm.models.ladder import LEVELS
-from sdm.ops.triton.availability import description
+from sdm.models.cost import LEVELS
+from sdm.ops.triton.backend import description
 
 TOLERANCE = {torch.float32: 1e-4, torch.bfloat16: 3e-2}
 """Of the largest difference to the reference, relative to the largest number."""

@@ -18,7 +18,7 @@ from torch import Tensor
 
 import sdm
 from _harness import Ratio, check_close, report, time_interleaved
-from sdm.layers.gates import decay_gate
+from sdm.layers.modules import decay_gate
 from sdm.ops import product_key_topk
 from sparse_delta_rule import forward, tokens_of
 

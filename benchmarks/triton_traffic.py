@@ -58,7 +58,7 @@ def minimum(num_slots: int, channels: int, chunk: int, backward: bool = False, a
 
 def measured(channels: int, time: int, backward: bool, num_slots: int) -> dict[str, float]:
     """Bytes per token that each kernel moves."""
-    from sdm.ops.triton.traffic import count_traffic
+    from sdm.ops.triton.interpreter import count_traffic
 
     generator = torch.Generator().manual_seed(0)
 

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from sdm.ops import available_backends
 from sdm.ops.sparse_delta_rule.inputs import Tokens
-from sdm.ops.triton.availability import interpreting
+from sdm.ops.triton.backend import interpreting
 
 
 def cpu_backends(op: str = "sparse_delta_rule") -> list[str]:

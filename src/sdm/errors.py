@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import difflib
+import importlib
 import math
 from collections.abc import Iterable
+from types import ModuleType
 
 LARGEST = 2**64 - 1  # larger integers do not fit into the types that compute with them
 
@@ -13,8 +15,26 @@ class UserError(ValueError):
     """An error whose message says what is wrong, what was expected and what to do. Commands print it alone."""
 
 
+class DataError(UserError):
+    """Something is wrong with a source, a tokenizer, a cache of tokens or a setting; the message says what to do."""
+
+
+class TrainingError(UserError):
+    """Something about a run cannot work; the message says what, and what to do."""
+
+
 class RankError(UserError):
     """Another process of the job has failed; the message names its rank."""
+
+
+def require(module: str, extra: str, purpose: str) -> ModuleType:
+    """Import an optional dependency, or raise a `DataError` that says how to install it."""
+    try:
+        return importlib.import_module(module)
+    except ModuleNotFoundError as error:
+        if error.name is None or error.name.split(".")[0] != module.split(".")[0]:
+            raise
+        raise DataError(f"{purpose} needs {module}: pip install 'sparse-delta-memory[{extra}]'") from error
 
 
 def nearest(name: str, choices: Iterable[str], count: int = 3, cutoff: float = 0.5) -> list[str]:

@@ -1,4 +1,7 @@
-"""Files and folders that are complete or absent, and are read without trust in their content."""
+"""Files and folders that are complete or absent, and are read without trust in their content.
+
+A manifest beside the files of a folder has the size and SHA-256 of each: what was written is what is read.
+"""
 
 from __future__ import annotations
 
@@ -40,6 +43,12 @@ def explained(attempt: str) -> Iterator[None]:
 def printable(path: str | Path) -> str:
     """Return a path as text that can be written anywhere: bytes that are no UTF-8 are shown as escapes."""
     return str(path).encode(errors="backslashreplace").decode()
+
+
+def file_identity(path: Path) -> tuple[int, int, int]:
+    """Return numbers of which some change when a file is replaced."""
+    status = path.stat()
+    return status.st_ino, status.st_mtime_ns, status.st_size
 
 
 def open_regular(path: Path) -> BufferedReader:
@@ -225,3 +234,48 @@ def _sync(path: Path) -> None:
         os.fsync(descriptor)
     finally:
         os.close(descriptor)
+
+
+MANIFEST = "manifest.json"
+
+
+def write_manifest(folder: Path) -> None:
+    """Write the manifest of a folder that is otherwise complete."""
+    write_json(folder / MANIFEST, file_entries(folder))
+
+
+def read_manifest(folder: Path) -> dict[str, Any]:
+    """The entries by file name. Raises OSError or DamagedFile if there are none."""
+    return read_json(folder / MANIFEST)
+
+
+def file_entries(folder: Path) -> dict[str, Any]:
+    """Of the files that are there, all but the manifest."""
+    return {file.name: file_entry(file) for file in sorted(folder.iterdir()) if file.name != MANIFEST}
+
+
+def file_entry(file: Path) -> dict[str, Any]:
+    """Size and SHA-256 of one file."""
+    with open_regular(file) as stream:
+        digest = hashlib.file_digest(stream, "sha256")
+    return {"size": file.stat().st_size, "sha256": digest.hexdigest()}
+
+
+def check_manifest(folder: Path) -> None:
+    """Raise unless the files of a saved model are those that were written. Without a manifest there is
+    nothing to compare with: the folder is of an older version, or another program wrote it."""
+    if not (folder / MANIFEST).is_file():
+        return
+    advice = f"export the model again, or remove {MANIFEST} if you have changed it yourself"
+    try:
+        entries = read_manifest(folder)
+        damaged = [name for name, entry in entries.items() if file_entry(folder / name) != entry]
+    except (OSError, ValueError) as error:
+        raise UserError(f"the model in {folder} is damaged: {error}; {advice}") from error
+    for name in damaged:
+        raise UserError(f"{folder / name} is damaged: it is not what was exported; {advice}")
+    for file in sorted(folder.iterdir()):
+        # Transformers looks for files of many names. Those that people add for each other it does not read.
+        remark = file.name.startswith((".", "LICENSE")) or file.suffix in (".md", ".png")
+        if file.name not in entries and file.name != MANIFEST and not remark:
+            raise UserError(f"{file} is not of the export beside it; move it elsewhere, or {advice}")

@@ -11,7 +11,6 @@ that it has written since. See `sdm.layers.row_pool`.
 
 from __future__ import annotations
 
-import os
 import time
 import weakref
 from collections.abc import Callable, Iterator, Sequence
@@ -19,13 +18,13 @@ from dataclasses import dataclass
 from functools import wraps
 from os import PathLike
 from pathlib import Path
-from typing import Any, ParamSpec, TypeVar
+from typing import Any, ParamSpec, TypeAlias, TypeVar
 
 import torch
 from torch import Tensor
-from transformers import DynamicCache
+from transformers import DynamicCache, PreTrainedModel, PreTrainedTokenizerBase
 
-from sdm.files import locked
+from sdm.files import file_identity, locked
 from sdm.layers.row_pool import PooledTable, pooled_tables
 from sdm.models.cache import LayerCache, SDMCache
 from sdm.models.decoding import Decoding, DecodingOptions, Piece, eos_tokens
@@ -42,6 +41,7 @@ from sdm.models.session_cache import (
 from sdm.models.state import MemoryState
 
 LOCK_SECONDS = 10.0
+Tokenizer: TypeAlias = PreTrainedTokenizerBase | None
 
 _P = ParamSpec("_P")
 _R = TypeVar("_R")
@@ -82,7 +82,7 @@ class Session:
     """
 
     def __init__(
-        self, model: Any, tokenizer: Any = None, *, state: MemoryState | None = None, history: int = 0
+        self, model: PreTrainedModel, tokenizer: Tokenizer = None, *, state: MemoryState | None = None, history: int = 0
     ) -> None:
         if not is_servable(model):
             raise TypeError(f"model must be an sdm.SDMForCausalLM or a grafted model, got {type(model).__name__}")
@@ -425,7 +425,7 @@ class Session:
                 if free or time.monotonic() > deadline or not path.parent.is_dir():
                     self._check_file(path, overwrite)
                     state.save(path)
-                    self._file = (path.resolve(), _identity(path))
+                    self._file = (path.resolve(), file_identity(path))
                     return
             time.sleep(0.05)
 
@@ -434,16 +434,18 @@ class Session:
             return
         if self._file is None or self._file[0] != path.resolve():
             raise FileExistsError(f"{path} exists already: save under another name, or with overwrite=True")
-        if self._file[1] != _identity(path):
+        if self._file[1] != file_identity(path):
             raise FileExistsError(
                 f"{path} was saved by another process since this session was loaded or saved: save under another name, "
                 "or with overwrite=True"
             )
 
     @classmethod
-    def load(cls, path: str | PathLike[str], model: Any, tokenizer: Any = None, *, history: int = 0) -> Session:
+    def load(
+        cls, path: str | PathLike[str], model: PreTrainedModel, tokenizer: Tokenizer = None, *, history: int = 0
+    ) -> Session:
         """Read a session that was saved with this model. Anything else is refused."""
-        before = _identity(Path(path)) if Path(path).is_file() else None
+        before = file_identity(Path(path)) if Path(path).is_file() else None
         session = cls(model, tokenizer, state=MemoryState.load(path, model), history=history)
         if before is not None:
             session._file = (Path(path).resolve(), before)
@@ -568,7 +570,8 @@ class SessionBatch:
         for session in sessions:
             session._cache_now()
         model = sessions[0].model
-        cache = SDMCache(model.config)
+        cache = empty_cache(model)
+        assert isinstance(cache, SDMCache)
         mixers = [mixer for _, mixer in memory_layers(model, cache)]
         for place, layer in enumerate(cache.layers):
             mixer = mixers[place]
@@ -592,9 +595,3 @@ class SessionBatch:
             for own, layer in zip(session._cache.layers, cache.layers, strict=True):
                 assert layer.state is not None
                 own.state = layer.state.map(lambda x, row=row: x[row : row + 1])  # type: ignore[misc]
-
-
-def _identity(path: Path) -> tuple[int, int, int]:
-    """What changes when a file is replaced."""
-    status = os.stat(path)
-    return status.st_ino, status.st_mtime_ns, status.st_size

@@ -39,6 +39,10 @@ class Stopped(RuntimeError):
         self.exit_code = exit_code
 
 
+class TrainingStopped(Stopped):
+    """A run was stopped before its end; the message says why and where it continues from."""
+
+
 @contextlib.contextmanager
 def ending_with_one_message(advice: str = "") -> Iterator[None]:
     """End the process with one line instead of a traceback on user errors, signals and stops.

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from sdm.ops.triton.availability import interpreting
+from sdm.ops.triton.backend import interpreting
 
 pytest.importorskip("triton", reason="Triton is not installed (pip install triton)")
 

@@ -18,7 +18,7 @@ import sdm
 from models.test_interoperation import tiny_tokenizer
 from sdm.cli import main
 from sdm.files import DamagedFile
-from sdm.models.ladder import LEVELS
+from sdm.models.cost import LEVELS
 from sdm.signals import ending_with_one_message
 from sdm.training import Trainer
 from tiny_models import tiny_model

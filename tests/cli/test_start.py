@@ -11,7 +11,7 @@ import pytest
 
 from sdm.__main__ import WAIT_SETTINGS, bound_spinning
 from sdm.cli import main
-from sdm.cli.listings import NAMES, make_listing, stored_listing
+from sdm.cli.command import NAMES, make_listing, stored_listing
 
 HEAVY = {"torch", "transformers", "matplotlib", "numpy"}
 WITHOUT = """
@@ -83,7 +83,9 @@ def test_our_modules_do_not_import_what_compiles() -> None:
 
 @pytest.mark.parametrize("name", NAMES)
 def test_stored_lists_are_up_to_date(name: str) -> None:
-    assert stored_listing([name]) == make_listing(name), "run: python -c 'from sdm.cli.listings import write; write()'"
+    assert stored_listing([name]) == make_listing(name), (
+        "run: python -c 'from sdm.cli.command import write_listings; write_listings()'"
+    )
     assert stored_listing([name, "tiny-code"]) is None
 
 

@@ -15,10 +15,10 @@ import pytest
 
 from sdm.data.config import CorpusConfig
 from sdm.data.corpus import open_corpus
-from sdm.data.errors import DataError
 from sdm.data.pypi import PACKAGES, PackageSource, Pin, open_package, pins_of, read_pins
 from sdm.data.sdist import LARGEST_FILE, SdistError, read_sdist
 from sdm.data.sources import open_source
+from sdm.errors import DataError
 
 METADATA = b"Metadata-Version: 2.1\nName: demo\nVersion: 1.0\nLicense-Expression: MIT\n"
 

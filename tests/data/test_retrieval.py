@@ -12,8 +12,7 @@ import torch
 
 from sdm.data import IGNORED, Batches, DataError, RetrievalConfig, open_data
 from sdm.data.retrieval import Retrieval, last_sentences
-from sdm.data.retrieval_rows import SYLLABLES, Difficulty, RowMaker, key_words
-from sdm.data.words import single_words
+from sdm.data.retrieval_rows import SYLLABLES, Difficulty, RowMaker, key_words, single_words
 
 WORDS = ("harbours", "gardens", "libraries", "walked", "talking", "quickly", "measured", "counted", "colder")
 RESERVED = frozenset(single_words())

@@ -10,8 +10,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from sdm.data.errors import DataError
-from sdm.errors import UserError
+from sdm.errors import DataError, UserError
 from sdm.evaluation.eval_model import open_model
 from sdm.evaluation.induction import Induction, _places, induction, lift
 from sdm.evaluation.runner import evaluate

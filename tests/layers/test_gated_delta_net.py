@@ -10,8 +10,7 @@ import torch.nn.functional as F
 
 from helpers import assert_close, assert_identical
 from sdm.layers import GatedDeltaNet, SparseDeltaMemory
-from sdm.layers.short_convolution import ShortConvolution
-from sdm.layers.streams import Streams
+from sdm.layers.interface import Streams
 
 
 def test_it_is_the_gated_delta_net_of_transformers() -> None:
@@ -48,18 +47,6 @@ def test_it_is_the_gated_delta_net_of_transformers() -> None:
         ours.out_proj.weight.copy_(theirs.out_proj.weight)
     x = torch.randn(2, 70, size)
     assert_close([ours(x)], [theirs(x)], 2e-5)
-
-
-@pytest.mark.parametrize("kernel_size", [1, 2, 4])
-@pytest.mark.parametrize("bias", [False, True])
-def test_the_short_convolution_is_a_convolution(kernel_size: int, bias: bool) -> None:
-    conv = ShortConvolution(6, kernel_size, bias).double()
-    x = torch.randn(2, 9, 6, dtype=torch.float64)
-    padded = F.pad(x.transpose(1, 2), (kernel_size - 1, 0))
-    expected = F.silu(F.conv1d(padded, conv.weight.unsqueeze(1), conv.bias, groups=6)).transpose(1, 2)
-    y, tail = conv(x, None, Streams(2))
-    assert_close([y], [expected], 1e-12)
-    assert_identical([tail], [x[:, 9 - kernel_size + 1 :]])
 
 
 def test_sizes_match_those_of_sparse_delta_memory() -> None:

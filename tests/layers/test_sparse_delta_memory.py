@@ -13,7 +13,6 @@ from torch import Tensor
 import sdm
 from helpers import assert_close, assert_identical
 from same_slots import on_the_same_slots
-from sdm.layers.masked_batch_norm import MaskedBatchNorm
 
 OPTIONS: list[dict[str, Any]] = [
     {},
@@ -185,20 +184,6 @@ def test_bit_identical_for_any_thread_count() -> None:
         results.append([y, *torch.autograd.grad(y.square().sum(), [x, *layer.parameters()])])
     assert_identical(results[1], results[0])
     assert_identical(results[2], results[0])
-
-
-def test_masked_batch_norm_ignores_padding() -> None:
-    norm, plain = MaskedBatchNorm(4).train(), torch.nn.BatchNorm1d(4, momentum=0.1).train()
-    x = torch.randn(2, 10, 4)
-    mask = torch.rand(2, 10) < 0.6
-    expected = plain(x[mask])
-    actual = norm(torch.where(mask[..., None], x, 1e6), mask)
-    torch.testing.assert_close(actual[mask], expected)
-    torch.testing.assert_close(norm.running_mean, plain.running_mean)
-    before = norm.running_var.clone()
-    assert norm(x, torch.zeros(2, 10, dtype=torch.bool)).isfinite().all()
-    torch.testing.assert_close(norm.running_var, before)
-    torch.testing.assert_close(norm.eval()(x), (x - norm.running_mean) / (norm.running_var + 1e-5).sqrt())
 
 
 @pytest.mark.parametrize(

@@ -8,9 +8,9 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.flop_counter import FlopCounterMode
 
 import sdm
-from sdm.models.ladder import LEVELS
-from sdm.models.layer_cost import Flops
+from sdm.models.cost import LEVELS
 from sdm.models.layer_types import LAYER_TYPES
+from sdm.models.layer_types.base import Flops
 from tiny_models import STACKS, tiny_config, tiny_model, tokens
 
 # level: SDM state, GDN state, millions of parameters in matrices and embeddings

@@ -8,8 +8,8 @@ import pytest
 
 import sdm
 from sdm.cli import main
-from sdm.models.example import FOLDER
-from sdm.models.manifest import check_manifest, read_manifest
+from sdm.files import check_manifest, read_manifest
+from sdm.models.saved_folder import EXAMPLE_FOLDER
 from sdm.run.model import SavedModel
 
 FACTS = {"window": "1234567", "river": "9081726"}
@@ -31,10 +31,10 @@ def ask(session: sdm.Session, name: str) -> str:
 
 def test_is_complete_and_small() -> None:
     """Loading compares the checksums of the manifest."""
-    names = {path.name for path in FOLDER.iterdir() if path.is_file()}
-    assert {"manifest.json", *read_manifest(FOLDER)} == names
-    check_manifest(FOLDER)
-    assert sum((FOLDER / name).stat().st_size for name in names) < 10 * 2**20
+    names = {path.name for path in EXAMPLE_FOLDER.iterdir() if path.is_file()}
+    assert {"manifest.json", *read_manifest(EXAMPLE_FOLDER)} == names
+    check_manifest(EXAMPLE_FOLDER)
+    assert sum((EXAMPLE_FOLDER / name).stat().st_size for name in names) < 10 * 2**20
 
 
 def test_remembers_facts_behind_other_text() -> None:
@@ -62,7 +62,7 @@ def test_commands_take_it_by_name(
 
 def test_a_folder_of_that_name_comes_first(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
-    assert SavedModel(Path("example")).folder == FOLDER
+    assert SavedModel(Path("example")).folder == EXAMPLE_FOLDER
     (tmp_path / "example").mkdir()
     with pytest.raises(ValueError, match="neither a model's folder"):
         SavedModel(Path("example"))

@@ -16,7 +16,7 @@ from transformers import AutoModelForCausalLM
 from transformers.utils import is_flash_attn_2_available
 
 from sdm.models import SDMConfig, modeling
-from sdm.models.config_file import check_attention_implementation
+from sdm.models.configuration import check_attention_implementation
 from sdm.models.saved_folder import INDEX, WEIGHTS, load_config, load_model
 from tiny_models import STACKS, tiny_model, tokens
 

@@ -16,8 +16,8 @@ import sdm
 from sdm.cli import main
 from sdm.layers import LayerState
 from sdm.layers.state import check_state
-from sdm.models.layer_cost import LayerCost
 from sdm.models.layer_types import LAYER_TYPES, LayerType, register
+from sdm.models.layer_types.base import LayerCost
 from sdm.models.layer_types.token_shift import NoFields
 from sdm.models.model_config import ModelConfig
 from sdm.training import Trainer

@@ -11,8 +11,7 @@ from torch import Tensor
 
 from helpers import cpu_backends
 from sdm.ops import slot_attention, slot_attention_step_, sparse_delta_rule
-from sdm.ops.channel_decay import ChannelDecay
-from sdm.ops.sequences import Call
+from sdm.ops.sequences import Call, ChannelDecay
 from sdm.ops.slot_attention.chunked import slot_attention_chunked
 from sdm.ops.slot_attention.inputs import Tokens
 

@@ -12,7 +12,7 @@ import torch
 from processes import run_ranks
 from sdm.cli import main
 from sdm.models import cost
-from sdm.models.ladder import ladder
+from sdm.models.cost import ladder
 from sdm.models.likelihood import nll
 from sdm.plan import ACCELERATORS, Workload, make_plan
 from sdm.plan.dry_run import dry_run

@@ -8,13 +8,13 @@ from pathlib import Path
 import pytest
 
 from reproduce.made import losses, outcome, study_results
+from sdm.errors import TrainingError
 from sdm.models import cost
 from sdm.reproduce.jobs import Outcome
 from sdm.reproduce.mini import RECALL_RATES, mini_study
 from sdm.reproduce.recipes.mini import TOKENS_PER_PARAMETER, VOCABULARY, WIDTHS, mini, tokens
 from sdm.reproduce.run_study import study_page
 from sdm.reproduce.study import Study, StudyResults
-from sdm.run.errors import TrainingError
 
 
 def section(key: str) -> Study:

@@ -12,7 +12,7 @@ from sdm.cli import COMMANDS, _parse
 from sdm.cli.command import Command
 from sdm.data.config import CorpusConfig
 from sdm.errors import UserError
-from sdm.models.ladder import LEVELS
+from sdm.models.cost import LEVELS
 from sdm.reproduce.paper import PaperRun, paper_runs, shell, write_paper
 from sdm.run import Run
 from sdm.run.mesh import resolve

@@ -8,8 +8,9 @@ from pathlib import Path
 import pytest
 
 from sdm.data import CorpusConfig, MADTaskConfig, MQARTaskConfig, RecallConfig
+from sdm.errors import TrainingError
 from sdm.models import cost, ladder
-from sdm.models.ladder import LEVELS
+from sdm.models.cost import LEVELS
 from sdm.reproduce.recipes import RECIPES, recipe
 from sdm.reproduce.recipes.paper import paper_steps
 from sdm.reproduce.recipes.registry import SHORT_NAMES, describe
@@ -17,7 +18,6 @@ from sdm.reproduce.recipes.small_code import small_code
 from sdm.reproduce.recipes.tasks import recall
 from sdm.run.config import TrainConfig
 from sdm.run.config_file import from_json, to_json
-from sdm.run.errors import TrainingError
 from training.runs import MODEL
 
 

@@ -13,11 +13,12 @@ import pytest
 import torch
 from torch.distributed.checkpoint.filesystem import FileSystemWriter
 
-from sdm.models.manifest import file_entry
+from sdm.errors import TrainingError
+from sdm.files import file_entry
 from sdm.run import checkpoint as module
 from sdm.run.checkpoint import CheckpointError, CheckpointStore, verify
-from sdm.run.errors import TrainingError, TrainingStopped
 from sdm.run.model import export_run
+from sdm.signals import TrainingStopped
 from sdm.training import Trainer
 from training.runs import assert_same, recall_run, train
 

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import torch
 
-from sdm.errors import UserError
+from sdm.errors import TrainingError, UserError
 from sdm.models import SDMForCausalLM
 from sdm.models.configuration import model_fields
 from sdm.models.model_config import ModelConfig
@@ -21,7 +21,6 @@ from sdm.run.config import (
     TrainConfig,
 )
 from sdm.run.config_file import differences, from_json, read_config, to_json, write_config
-from sdm.run.errors import TrainingError
 from sdm.training import Trainer
 from training.runs import recall_run, text_run
 

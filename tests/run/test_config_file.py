@@ -9,10 +9,9 @@ from typing import Any
 
 import pytest
 
-from sdm.errors import UserError
+from sdm.errors import TrainingError, UserError
 from sdm.run.config import ComputeConfig, ScheduleConfig, TrainConfig
 from sdm.run.config_file import from_json, read_config, to_json, write_config
-from sdm.run.errors import TrainingError
 from training.runs import recall_run, text_run
 
 

@@ -14,10 +14,10 @@ from safetensors import SafetensorError
 from transformers import AutoTokenizer
 
 from sdm.data import DataError
+from sdm.errors import TrainingError
 from sdm.models import SDMForCausalLM
 from sdm.run.checkpoint import CheckpointStore
 from sdm.run.config import CheckpointConfig
-from sdm.run.errors import TrainingError
 from sdm.run.model import export_run
 from sdm.training import Trainer
 from training.runs import MODEL, assert_same, recall_run, text_run, train

@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 import torch
 
+from sdm.errors import TrainingError
 from sdm.run import Run
-from sdm.run.errors import TrainingError
 from sdm.run.model import SavedModel
 from sdm.training import Trainer
 from training.runs import STEPS, recall_run

@@ -10,9 +10,9 @@ import pytest
 import torch
 
 from run.test_export import content
+from sdm.errors import TrainingError
 from sdm.reproduce.jobs import Job, run_jobs
 from sdm.run.checkpoint import CheckpointError, CheckpointStore
-from sdm.run.errors import TrainingError
 from sdm.training import Trainer
 from training.runs import recall_run, train
 

@@ -10,8 +10,8 @@ import pytest
 
 from sdm.cli import main
 from sdm.cli.train_options import parse
+from sdm.errors import TrainingError
 from sdm.run.checkpoint import CheckpointError, verify
-from sdm.run.errors import TrainingError
 from sdm.run.export import check_replaceable
 from training.runs import recall_run, train
 

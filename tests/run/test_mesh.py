@@ -6,9 +6,8 @@ from dataclasses import replace
 
 import pytest
 
-from sdm.errors import UserError
+from sdm.errors import TrainingError, UserError
 from sdm.run.config import ComputeConfig, TrainConfig
-from sdm.run.errors import TrainingError
 from sdm.run.mesh import Mesh, MeshConfig, resolve, valid_meshes
 from training.runs import MODEL, recall_run
 

@@ -15,12 +15,13 @@ from sdm.cli.generate import Generate
 from sdm.cli.train_options import parse
 from sdm.data.config import CorpusConfig
 from sdm.data.recall import RecallConfig
+from sdm.errors import TrainingError
 from sdm.evaluation.eval_model import open_model
 from sdm.models.attention_window import BANDED
 from sdm.models.causal_lm import causal_nll, memories_off
 from sdm.run import Run
-from sdm.run.adapt import AdaptConfig
 from sdm.run.config import (
+    AdaptConfig,
     CheckpointConfig,
     ComputeConfig,
     MonitorConfig,
@@ -29,8 +30,8 @@ from sdm.run.config import (
     TrainConfig,
 )
 from sdm.run.config_file import from_json, to_json
-from sdm.run.errors import TrainingError, TrainingStopped
 from sdm.run.model import SavedModel
+from sdm.signals import TrainingStopped
 from sdm.training import Trainer
 
 SIZES: dict[str, Any] = {

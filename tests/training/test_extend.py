@@ -10,9 +10,9 @@ import pytest
 
 from sdm.cli import main
 from sdm.data import RecallConfig
+from sdm.errors import TrainingError
 from sdm.run import Run
 from sdm.run.config import CheckpointConfig, ScheduleConfig, TrainConfig
-from sdm.run.errors import TrainingError
 from sdm.training import Trainer
 from training.runs import assert_same, recall_run, train
 

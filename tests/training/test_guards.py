@@ -17,7 +17,7 @@ from sdm.run.config import (
     MonitorConfig,
     ScheduleConfig,
 )
-from sdm.run.errors import TrainingStopped
+from sdm.signals import TrainingStopped
 from sdm.training import Trainer
 from sdm.training.guards import Guard
 from tiny_models import tiny_model

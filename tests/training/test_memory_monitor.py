@@ -10,20 +10,12 @@ import pytest
 import torch
 
 from sdm.layers import ShiftedKeys, SparseDeltaMemory
-from sdm.layers.memory_statistics import normalized_entropy
 from sdm.run import Run
 from sdm.run.config import ComputeConfig, MonitorConfig, ScheduleConfig
 from sdm.training import Trainer
 from sdm.training.monitor import MemoryMonitor
 from tiny_models import VOCABULARY, tiny_model
 from training.runs import recall_run, text_run
-
-
-def test_entropy() -> None:
-    assert normalized_entropy(torch.tensor([[1.0, 1, 1, 1]])) == pytest.approx(1.0)
-    assert normalized_entropy(torch.tensor([[5.0, 0, 0, 0]])) == 0.0
-    assert normalized_entropy(torch.tensor([[1.0, 1, 0, 0], [1, 1, 1, 1]])) == pytest.approx(0.75)
-    assert normalized_entropy(torch.zeros(1, 4)) == 0.0
 
 
 def test_names_and_ranges() -> None:

@@ -11,9 +11,9 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
+from sdm.errors import TrainingError
 from sdm.run import Run
 from sdm.run.config import MonitorConfig
-from sdm.run.errors import TrainingError
 from sdm.training.monitor import LiveDisplay, Monitor
 from training.runs import assert_same, recall_run, text_run, train
 

@@ -17,11 +17,12 @@ import pytest
 import torch
 
 from sdm.data import DataError
+from sdm.errors import TrainingError
 from sdm.models.model_config import ModelConfig
 from sdm.run.config import CheckpointConfig, ComputeConfig, MonitorConfig, ScheduleConfig
 from sdm.run.config_file import to_json
-from sdm.run.errors import TrainingError, TrainingStopped
 from sdm.run.model import export_run
+from sdm.signals import TrainingStopped
 from sdm.training import Trainer
 from training.runs import assert_same, recall_run, text_run, train
 
@@ -30,7 +31,7 @@ import json, sys, torch
 from pathlib import Path
 torch.set_num_threads(1)
 from sdm.run.config import TrainConfig
-from sdm.run.errors import TrainingStopped
+from sdm.signals import TrainingStopped
 from sdm.training import Trainer
 from sdm.run.config_file import from_json
 config = from_json(TrainConfig, json.loads(sys.argv[2]))

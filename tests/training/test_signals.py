@@ -18,7 +18,7 @@ import pytest
 
 from sdm.run.config import CheckpointConfig, MonitorConfig, ScheduleConfig
 from sdm.run.config_file import to_json
-from sdm.run.errors import TrainingStopped
+from sdm.signals import TrainingStopped
 from sdm.training import Trainer
 from training.runs import assert_same, recall_run, train
 

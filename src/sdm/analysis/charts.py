@@ -16,8 +16,8 @@ from sdm.analysis.style import architecture
 from sdm.evaluation.position import POSITION
 from sdm.evaluation.report import Chart, Grid, HeatMap, Look, Point, Reference, Rows
 from sdm.models import SDMConfig, cost, ladder
-from sdm.models.layer_cost import LayerCost
 from sdm.models.layer_types import LAYER_TYPES
+from sdm.models.layer_types.base import LayerCost
 
 Curves = Mapping[str, Sequence[Point]]
 Metrics = Mapping[str, Sequence[Mapping[str, float]]]

@@ -10,8 +10,7 @@ from typing import Any, Literal
 
 from sdm.analysis.charts import scaling_chart
 from sdm.analysis.scaling import PARAMETERS, Form, PowerLaw, Prediction, fit_power_law
-from sdm.data.config import CorpusConfig
-from sdm.data.loader import open_data
+from sdm.data.config import CorpusConfig, open_data
 from sdm.errors import UserError
 from sdm.evaluation.eval_model import open_model
 from sdm.evaluation.report import Chart, Table

@@ -8,7 +8,7 @@ from rich.table import Table as RichTable
 
 from sdm.evaluation.report import Table
 from sdm.models import SDMConfig, cost, ladder
-from sdm.models.ladder import LEVELS, ONE_LAYER_LESS
+from sdm.models.cost import LEVELS, ONE_LAYER_LESS
 from sdm.plan import Plan
 from sdm.plan.estimate import MATRIX_SHARE, MEMORY_SHARE, USABLE, WIRE_SHARE
 

@@ -19,7 +19,7 @@ from sdm.analysis.draw import draw, save
 from sdm.analysis.pages.write import csv_text
 from sdm.evaluation.report import Cell, Chart, Grid, Look, Point, Table
 from sdm.files import new_folder, write_bytes
-from sdm.layers.read_statistics import half_life
+from sdm.layers.memory_statistics import half_life
 from sdm.models.state_summary import LayerWrites
 
 AGO = "tokens ago (0: the last one)"

@@ -20,10 +20,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from sdm.layers import GatedDeltaNet, Mamba2, ShiftedKeys, read_statistics
+from sdm.layers import GatedDeltaNet, Mamba2, ShiftedKeys, memory_statistics
 from sdm.layers.attention import GatedAttention
-from sdm.layers.memory_statistics import evaluating
-from sdm.layers.read_statistics import WritesLeft, writes_left
+from sdm.layers.memory_statistics import WritesLeft, evaluating, writes_left
 from sdm.layers.reads import Reads, has_reads, in_float64, layer_reads, memory_reads, relative_deviation
 from sdm.layers.state import LayerState
 from sdm.models import MemoryState, SDMCache, SDMForCausalLM
@@ -86,7 +85,7 @@ class LayerTrace:
 
     def contributions(self, head: int = 0) -> Tensor:
         """|S[t,l]| |delta[l]| as a sparse CSR tensor [T,T]: how much of token l is in the reading of token t."""
-        return read_statistics.contributions(self.reads, head)
+        return memory_statistics.contributions(self.reads, head)
 
     def reading_shares(self, token: int, head: int = 0) -> Tensor:
         """[T] the share of a token's reading that each token brings: (S[t,l] delta[l] . y[t]) / (y[t] . y[t]).
@@ -102,11 +101,11 @@ class LayerTrace:
 
     def before_share(self) -> Tensor:
         """[T,H] the size of what the state before the first token brings, as a share of the sizes of all parts."""
-        return torch.stack([read_statistics.before_share(self.reads, head) for head in range(self.num_heads)], dim=-1)
+        return torch.stack([memory_statistics.before_share(self.reads, head) for head in range(self.num_heads)], dim=-1)
 
     def distances(self) -> tuple[Tensor, Tensor]:
         """How far back the layer reads: [P] distances t - l, and [P] their shares of their rows' contributions."""
-        heads = [read_statistics.distances(self.reads, head) for head in range(self.num_heads)]
+        heads = [memory_statistics.distances(self.reads, head) for head in range(self.num_heads)]
         return torch.cat([distance for distance, _ in heads]), torch.cat([share for _, share in heads])
 
     def survival(self) -> WritesLeft:

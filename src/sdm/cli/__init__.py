@@ -11,18 +11,15 @@ import tyro
 
 from sdm import __version__
 from sdm.cli.chat import Chat
-from sdm.cli.command import Command
+from sdm.cli.command import Command, Eval, Probe, Train, stored_listing
 from sdm.cli.display import logging_to_terminal
 from sdm.cli.export import Export, Ruler, Tokenizer
 from sdm.cli.generate import Generate
-from sdm.cli.listings import stored_listing
-from sdm.cli.plot import Plot
-from sdm.cli.report import Figure, Report, Scaling
+from sdm.cli.report import Figure, Plot, Report, Scaling
 from sdm.cli.reproduce import Reproduce
 from sdm.cli.sizes import Info, Ladder, Plan
 from sdm.cli.state import State
 from sdm.cli.trace import Trace
-from sdm.cli.two_step import Eval, Probe, Train
 from sdm.errors import UserError, did_you_mean
 from sdm.signals import ending_with_one_message
 

@@ -7,7 +7,7 @@ import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import tyro
 
@@ -18,6 +18,7 @@ from sdm.files import explained
 from sdm.signals import PostponedSignals
 
 if TYPE_CHECKING:
+    from sdm.models.decoding import DecodingOptions
     from sdm.session import Session, SessionMark
 
 HELP = """\
@@ -80,9 +81,10 @@ class Chat(Command):
 class Conversation:
     """The loop of `sdm chat`: lines in, answers out."""
 
-    def __init__(self, settings: Chat, session: Session, options: Any) -> None:
-        self.session, self.options = session, options
-        self.template = bool(session.tokenizer.chat_template) and not settings.plain
+    def __init__(self, settings: Chat, session: Session, options: DecodingOptions) -> None:
+        assert session.tokenizer is not None
+        self.session, self.options, self.tokenizer = session, options, session.tokenizer
+        self.template = bool(self.tokenizer.chat_template) and not settings.plain
         if settings.system is not None and not self.template:
             raise UserError("--system needs a tokenizer with a chat template, and no --plain")
         self.messages: list[dict[str, str]] = []
@@ -143,7 +145,7 @@ class Conversation:
             temperature=options.temperature,
             top_k=options.top_k,
             top_p=options.top_p,
-            seed=options.seed + self.turns,
+            seed=(options.seed or 0) + self.turns,
         )
         signals = PostponedSignals()
         with signals:
@@ -161,11 +163,11 @@ class Conversation:
 
     def templated(self, line: str) -> list[int]:
         """Return the tokens that the chat template puts between what the stream has and the answer to come."""
-        tokenizer, earlier = self.session.tokenizer, list(self.messages)
+        tokenizer, earlier = self.tokenizer, list(self.messages)
         self.messages.append({"role": "user", "content": line})
 
         def render(messages: list[dict[str, str]]) -> str:
-            return tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True)
+            return str(tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True))
 
         if self.session.length == 0:
             return tokenizer(render(self.messages), add_special_tokens=False)["input_ids"]

@@ -15,7 +15,7 @@ import tyro
 from sdm.analysis.tables import rich_table
 from sdm.cli.command import Command
 from sdm.cli.display import show, show_json, tables_json
-from sdm.cli.eval_progress import progress
+from sdm.cli.progress import eval_progress
 from sdm.errors import UserError
 from sdm.evaluation.eval_model import EvalModel, Precision, default_device, open_model
 from sdm.evaluation.measurement import Measurement
@@ -71,7 +71,7 @@ class EvalOptions(Command):
         places = self.places()
         device = default_device() if self.device == "auto" else self.device
         ranks = join(torch.device(device))
-        with progress(quiet=not ranks.first) as listener:
+        with eval_progress(quiet=not ranks.first) as listener:
             models = self._models(places, device)
             results = evaluate(self.name, self.settings, models, self.limit, listener, ranks)
         if ranks.first:
@@ -238,7 +238,7 @@ def parse(arguments: list[str]) -> Command:
     kind = find(name)
     shown = _with_help(kind)
     settings = ("settings", Annotated[shown, tyro.conf.arg(name="")], dataclasses.field(default_factory=shown))
-    options: Any = dataclasses.make_dataclass(
+    options: type[EvalOptions] = dataclasses.make_dataclass(
         "EvalOptions",
         [("name", tyro.conf.Suppress[str], dataclasses.field(default=name)), settings],
         bases=(EvalOptions,),

@@ -80,7 +80,7 @@ class Ruler(Command):
 
     def run(self) -> None:
         """Write the samples, with progress on standard error."""
-        from sdm.cli.eval_progress import progress
+        from sdm.cli.progress import eval_progress
         from sdm.data.tokenization import ByteTokenizer
         from sdm.evaluation.foreign import open_tokenizer
         from sdm.evaluation.ruler.measurement import Ruler as Measurement
@@ -104,7 +104,7 @@ class Ruler(Command):
         total = self.samples * sum(length for _, length in held)
         done = 0
         self.output.parent.mkdir(parents=True, exist_ok=True)
-        with new_file(self.output) as temporary, temporary.open("w") as file, progress() as listener:
+        with new_file(self.output) as temporary, temporary.open("w") as file, eval_progress() as listener:
             for task, length in held:
                 for sample in generator.samples(task, length, self.samples):
                     record = sample.record() | {"comparable": settings.comparable(task)}

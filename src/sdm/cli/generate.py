@@ -19,7 +19,7 @@ from sdm.files import explained
 from sdm.signals import PostponedSignals
 
 if TYPE_CHECKING:
-    from transformers import PreTrainedTokenizerBase
+    from transformers import PreTrainedConfig, PreTrainedTokenizerBase
 
     from sdm.run.model import SavedModel
 
@@ -147,7 +147,7 @@ class Generate(Command):
                     f"--state must be in an existing folder that can be written to, got {str(self.state)!r}"
                 )
 
-    def check_tokens(self, config: Any, prompt: list[int]) -> None:
+    def check_tokens(self, config: PreTrainedConfig, prompt: list[int]) -> None:
         """Refuse tokens that the model does not know."""
         for token in prompt:
             if not 0 <= token < config.vocab_size:

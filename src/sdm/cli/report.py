@@ -1,4 +1,4 @@
-"""Pages and figures: `sdm report`, `sdm scaling` and `sdm figure`."""
+"""Pages and figures: `sdm report`, `sdm scaling`, `sdm figure` and `sdm plot`."""
 
 from __future__ import annotations
 
@@ -119,3 +119,28 @@ class Scaling(Command):
         for path in (self.output / "scaling.json", *paths):
             print(path)
         return None
+
+
+@dataclass(frozen=True)
+class Plot(Command):
+    """Draw loss, slots in use and gates of training runs in one picture."""
+
+    runs: Annotated[tuple[Path, ...], tyro.conf.Positional]
+    """Folders of runs, finished or not, or folders that hold such."""
+    output: Path = Path("training.png")
+    """File to write; its suffix says the format: .png, .svg or .pdf. An older picture is replaced."""
+
+    def run(self) -> None:
+        """Draw the picture and print its path."""
+        from sdm.analysis.draw import draw, save
+        from sdm.analysis.pages.run_page import expand
+        from sdm.analysis.run_plot import run_plot
+        from sdm.cli.eval_options import distinct_names
+
+        if not self.runs:
+            raise UserError("name a run: sdm plot RUN [RUN ...]")
+        paths = expand(self.runs)
+        chart = run_plot(list(zip(distinct_names(paths), paths, strict=True)))
+        with explained(f"cannot write --output {self.output}"):
+            save(draw(chart), self.output)
+        print(self.output)

@@ -280,13 +280,13 @@ VERDICTS = {
 def _run(study: Study, output: Path, processes: int, report_only: bool, json: bool, hint: str = "") -> None:
     """Run a study, print its findings, and raise if a run failed."""
     from sdm.cli.display import console, show_json
-    from sdm.cli.study_progress import make_progress
+    from sdm.cli.progress import study_progress
     from sdm.reproduce.run_study import run_study
 
     if processes < 1:
         raise UserError(f"--processes must be at least 1, got {processes}")
     screen = console()
-    report = run_study(study, output, processes, lambda jobs: make_progress(jobs, processes, screen), report_only)
+    report = run_study(study, output, processes, lambda jobs: study_progress(jobs, processes, screen), report_only)
     if json:
         show_json({"page": report.path, "findings": [_finding_json(finding) for finding in report.page.findings]})
         return report.check()

@@ -16,11 +16,11 @@ from typing import Annotated, Any
 import tyro
 
 from sdm.cli.command import Command
+from sdm.errors import TrainingError
 from sdm.reproduce.recipes.registry import RECIPES, SHORT_NAMES, find, listing, parameters, recipe
 from sdm.run import Run
 from sdm.run.config import TrainConfig
 from sdm.run.config_file import to_json
-from sdm.run.errors import TrainingError
 
 USAGE = """usage: sdm train RECIPE [--OPTION VALUE ...]
 
@@ -93,7 +93,9 @@ def parse(arguments: list[str]) -> TrainOptions:
         # Warmup and decay follow the number of steps, unless they are given themselves.
         config = replace(config, schedule=config.schedule.scaled(steps))
     own = [option for option in options if option[0] not in TrainConfig.__dataclass_fields__]
-    kind: Any = dataclasses.make_dataclass("TrainOptions", own, bases=(TrainOptions,), frozen=True, kw_only=True)
+    kind: type[TrainOptions] = dataclasses.make_dataclass(
+        "TrainOptions", own, bases=(TrainOptions,), frozen=True, kw_only=True
+    )
     kind.__doc__ = f"{(RECIPES[name].__doc__ or '').strip().splitlines()[0]}\n\n{TrainOptions.__doc__}"
     default = kind(config=config, run_dir=_folder(name, values), **{option: values[option] for option, _, _ in own})
     parsed = _parse(name, kind, rest, default)
@@ -134,10 +136,11 @@ def _parse(name: str, kind: type[TrainOptions], arguments: list[str], default: T
 def _parameters(options: list[tuple[str, Any, Any]], arguments: list[str]) -> tuple[dict[str, Any], int | None]:
     """The values of a recipe's parameters, and the number of steps if it is given."""
     steps = ("steps_", Annotated[int | None, tyro.conf.arg(name="schedule.steps")], field(default=None))
-    kind: Any = dataclasses.make_dataclass("Parameters", [*options, steps])
+    kind: type[object] = dataclasses.make_dataclass("Parameters", [*options, steps])
     parsed, _ = tyro.cli(kind, args=arguments, return_unknown_args=True, add_help=False)
-    values = {option: getattr(parsed, option) for option, _, _ in options}
-    return values, parsed.steps_
+    values = dict(vars(parsed))
+    steps_given = values.pop("steps_")
+    return values, steps_given
 
 
 def _folder(name: str, values: dict[str, Any]) -> Path:

@@ -5,12 +5,10 @@ for batch in Batches(source):
     ...
 """
 
-from sdm.data.batch import IGNORED, Batch, BatchSource
-from sdm.data.config import CorpusConfig, DataConfig
+from sdm.data.batch import IGNORED, Batch, Batches, BatchSource
+from sdm.data.config import CorpusConfig, DataConfig, open_data
 from sdm.data.corpus import Corpus, open_corpus
-from sdm.data.errors import DataError
 from sdm.data.facts import Facts, FactsConfig
-from sdm.data.loader import Batches, open_data
 from sdm.data.mad import MAD, MADTaskConfig
 from sdm.data.mqar import MQAR, MQARTaskConfig
 from sdm.data.needle import Needle, NeedleConfig
@@ -19,9 +17,9 @@ from sdm.data.rebinding import Rebinding, RebindingConfig
 from sdm.data.recall import Recall, RecallConfig, recall_batch
 from sdm.data.retrieval import Retrieval, RetrievalConfig
 from sdm.data.shards import TokenStore
-from sdm.data.sources import Document, Source, open_source
-from sdm.data.splits import split_documents
+from sdm.data.sources import Document, Source, open_source, split_documents
 from sdm.data.tokenization import ByteTokenizer, HFTokenizer, Tokenizer, load_tokenizer, train_bpe
+from sdm.errors import DataError
 
 __all__ = [
     "IGNORED",

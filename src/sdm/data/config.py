@@ -1,4 +1,4 @@
-"""What to train on, as typed settings. A value that cannot work fails here and names its field."""
+"""What to train on, as typed settings that open their batches. An impossible value fails here and names its field."""
 
 from __future__ import annotations
 
@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import Literal, get_args
 
 from sdm.data.batch import BatchSource
-from sdm.data.errors import DataError
 from sdm.data.facts import FactsConfig
 from sdm.data.mad import MADTaskConfig
 from sdm.data.mqar import MQARTaskConfig
@@ -15,8 +14,8 @@ from sdm.data.needle import NeedleConfig
 from sdm.data.rebinding import RebindingConfig
 from sdm.data.recall import RecallConfig
 from sdm.data.retrieval import RetrievalConfig
-from sdm.data.splits import check_fractions
-from sdm.errors import check_not_negative, check_one_of, check_size
+from sdm.data.sources import SPLITS, check_fractions
+from sdm.errors import DataError, check_not_negative, check_one_of, check_size
 
 Layout = Literal["packed", "rows", "stream"]
 
@@ -94,3 +93,18 @@ TaskConfig = (
 DataConfig = CorpusConfig | TaskConfig
 TextConfig = CorpusConfig | RetrievalConfig
 """Data that is text, made of tokens of a tokenizer."""
+
+
+def open_data(config: DataConfig, split: str = "train", total_steps: int | None = None) -> BatchSource:
+    """The batches that a config describes.
+
+    Args:
+        config: of a corpus or of a synthetic task.
+        split: "train", or one of the held-out "valid" and "test". A held-out corpus ends after one epoch.
+        total_steps: of the whole training, for curricula.
+    """
+    if split not in SPLITS:
+        raise DataError(f"split must be one of {', '.join(SPLITS)}, got {split!r}")
+    if not isinstance(config, DataConfig):
+        raise DataError(f"config must be a CorpusConfig or that of a synthetic task, got {type(config).__name__}")
+    return config.open(split, total_steps)

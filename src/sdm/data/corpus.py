@@ -11,13 +11,13 @@ import torch
 
 from sdm.data.batch import Batch
 from sdm.data.config import CorpusConfig
-from sdm.data.errors import DataError
 from sdm.data.packing import ConcatenatedRows, DocumentStreams, Row
 from sdm.data.prepare import prepare_tokenizer, prepare_tokens
 from sdm.data.randomness import generator_of, hash_of
 from sdm.data.shards import TokenStore
 from sdm.data.sources import open_source
 from sdm.data.tokenization import Tokenizer
+from sdm.errors import DataError
 
 BLOCK = 1024  # rows that the mixture deals at a time
 

@@ -17,9 +17,8 @@ import torch
 from torch import Tensor
 
 from sdm.data.batch import IGNORED, Batch, BatchSource, CurriculumRows
-from sdm.data.errors import DataError
 from sdm.data.randomness import generator_of
-from sdm.errors import check_not_negative, check_size
+from sdm.errors import DataError, check_not_negative, check_size
 
 FACT = 4  # tokens
 

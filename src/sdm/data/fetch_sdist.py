@@ -37,7 +37,7 @@ def fetch(name: str, version: str, folder: str) -> dict[str, str]:
             versions = sorted({candidate.version for candidate in finder.find_all_candidates(name)}, reverse=True)
             if Version(version) in versions or not versions:
                 return {"error": "no index that pip uses has a source distribution of it, or none can be reached"}
-            listed = ", ".join(str(one) for one in versions[:5])
+            listed = ", ".join(str(known) for known in versions[:5])
             return {"error": f"there is no source distribution of this version; the newest are {listed}"}
         if best.link.is_file:
             return {"file": Path(shutil.copy(best.link.file_path, folder)).name}

@@ -18,9 +18,8 @@ from typing import Literal, get_args
 import torch
 
 from sdm.data.batch import IGNORED, Batch, BatchSource
-from sdm.data.errors import DataError
 from sdm.data.randomness import Permutation, fingerprint_of, hash_of
-from sdm.errors import check_not_negative, check_one_of, check_size
+from sdm.errors import DataError, check_not_negative, check_one_of, check_size
 
 # The tokens of a row, and a dictionary from positions to what they predict.
 RowTokens = tuple[list[int], dict[int, int]]

@@ -18,9 +18,8 @@ from dataclasses import dataclass
 import torch
 
 from sdm.data.batch import IGNORED, Batch, BatchSource
-from sdm.data.errors import DataError
 from sdm.data.randomness import Permutation, fingerprint_of, generator_of
-from sdm.errors import check_not_negative, check_size
+from sdm.errors import DataError, check_not_negative, check_size
 
 HELD_OUT_SHARE = 8  # rows of a training batch for one of a held-out batch, whose rows are longer
 

@@ -12,12 +12,11 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-from sdm.data.errors import DataError
 from sdm.data.randomness import hash_of
 from sdm.data.shards import FORMAT, TokenStore, TokenWriter
-from sdm.data.sources import Source
-from sdm.data.splits import SPLITS, split_documents
+from sdm.data.sources import SPLITS, Source, split_documents
 from sdm.data.tokenization import CHECKSUMS, Tokenizer, keep_tokenizer, load_tokenizer, train_bpe
+from sdm.errors import DataError
 from sdm.files import Json, new_folder, printable, remove_leftovers
 
 logger = logging.getLogger(__name__)

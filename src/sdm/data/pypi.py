@@ -18,10 +18,10 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from sdm.data import fetch_sdist
-from sdm.data.errors import DataError
 from sdm.data.prepare import cache_folder
 from sdm.data.sdist import Sdist, SdistError, read_sdist
 from sdm.data.sources import PYPI, Document
+from sdm.errors import DataError
 from sdm.files import DamagedFile, Json, new_folder, open_regular, printable, read_json, remove_leftovers, write_json
 
 PACKAGES = Path(__file__).with_name("packages.txt")

@@ -14,9 +14,8 @@ from dataclasses import dataclass, replace
 import torch
 
 from sdm.data.batch import IGNORED, Batch, BatchSource, CurriculumRows
-from sdm.data.errors import DataError
 from sdm.data.randomness import generator_of
-from sdm.errors import check_not_negative, check_size
+from sdm.errors import DataError, check_not_negative, check_size
 
 
 @dataclass(frozen=True)

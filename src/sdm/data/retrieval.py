@@ -16,7 +16,6 @@ from pathlib import Path
 import torch
 
 from sdm.data.batch import IGNORED, Batch, BatchSource, CurriculumRows
-from sdm.data.errors import DataError
 from sdm.data.prepare import cached_tokenizer
 from sdm.data.randomness import fingerprint_of, hash_of
 from sdm.data.retrieval_rows import (
@@ -29,11 +28,11 @@ from sdm.data.retrieval_rows import (
     number,
     ruler_introduction,
     ruler_question,
+    split_sentences,
 )
 from sdm.data.sources import open_source
 from sdm.data.tokenization import PAIRS_OF_DIGITS, Tokenizer, load_tokenizer, train_bpe
-from sdm.data.words import split_sentences
-from sdm.errors import check_not_negative, check_size
+from sdm.errors import DataError, check_not_negative, check_size
 
 VERSION = 1  # changes when the same configuration gives other rows
 BPE = "bpe:"

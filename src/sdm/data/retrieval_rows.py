@@ -20,10 +20,13 @@ import re
 import string
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from functools import cache
+from pathlib import Path
 
-from sdm.data.errors import DataError
-from sdm.data.words import single_words
+from sdm.errors import DataError
 
+LONGEST_SENTENCE = 60  # words of a sentence: what has no full stops is cut
+_SENTENCE_END = re.compile(r"""(?:(?<=[.!?])|(?<=[.!?]["')\]])) (?=["'(\[]?[A-Z0-9])""")
 NOISE = "The grass is green. The sky is blue. The sun is yellow. Here we go. There and back again."  # RULER's
 NOISE_SENTENCES = (
     "The rain is cold.", "A bird sings.", "The road is long.", "We walk home.", "Snow is white.", "Now it begins.",
@@ -294,6 +297,34 @@ class RowMaker:
         ids = self._haystack(rng, length + max(map(len, self._sentences)), [], None)[: length - 1]
         chosen = {*rng.sample(range(len(ids)), min(16, len(ids)))}
         row.add(ids, [place in chosen for place in range(len(ids))])
+
+
+def split_sentences(text: str) -> list[str]:
+    """Cut a text into sentences without line breaks, in which every space is one space."""
+    sentences = []
+    for sentence in _SENTENCE_END.split(" ".join(text.split())):
+        words = sentence.split()
+        for start in range(0, len(words), LONGEST_SENTENCE):
+            sentences.append(" ".join(words[start : start + LONGEST_SENTENCE]))
+    return sentences
+
+
+@cache
+def word_lists() -> dict[str, tuple[str, ...]]:
+    """The words of each kind that RULER's tasks draw: adjectives, nouns and verbs."""
+    kinds: dict[str, list[str]] = {}
+    for line in Path(__file__).with_name("ruler_words.txt").read_text(encoding="ascii").splitlines():
+        if line.startswith("#"):
+            words = kinds.setdefault(line.strip("# "), [])
+        else:
+            words += line.split()
+    return {kind: tuple(words) for kind, words in kinds.items()}
+
+
+@cache
+def single_words() -> tuple[str, ...]:
+    """Every word of RULER's lists, once."""
+    return tuple(sorted({word for words in word_lists().values() for word in words}))
 
 
 RESERVED = frozenset(single_words())

@@ -24,8 +24,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from sdm.data.errors import DataError
 from sdm.data.tokenization import Tokenizer
+from sdm.errors import DataError
 from sdm.files import DamagedFile, Json, read_checked_json, read_json, write_bytes, write_checked_json
 
 FORMAT = 1

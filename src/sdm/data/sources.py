@@ -1,4 +1,8 @@
-"""Where documents come from: folders and files of several formats, Hugging Face datasets, packages, built-ins."""
+"""Where documents come from (folders and files of several formats, Hugging Face datasets, packages, built-ins), and
+which of them are trained on.
+
+There are two held-out splits: what was chosen by looking at `valid` is reported on `test`.
+"""
 
 from __future__ import annotations
 
@@ -14,10 +18,14 @@ import zlib
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, BinaryIO, Protocol
+from typing import TYPE_CHECKING, BinaryIO, Protocol
 
-from sdm.data.errors import DataError, require
+from sdm.data.randomness import hash_of
+from sdm.errors import DataError, require
 from sdm.files import Json, open_regular, parse_json
+
+if TYPE_CHECKING:
+    from zstandard import ZstdDecompressor
 
 FORMATS = (".jsonl", ".jsonl.gz", ".jsonl.zst", ".json", ".csv", ".parquet")
 DEFAULT_SUFFIXES = (".txt", ".md", *FORMATS)
@@ -25,6 +33,9 @@ SET_TEXT_KEY = "name the right one with --data.text-key (text_key)"
 HUGGING_FACE = "hf:"
 PYPI = "pypi:"
 BUILT_IN = ("code", "text", "pypi")
+SPLITS = ("train", "valid", "test")
+# Below this, drawing documents would too often leave a split empty: each document is cut instead.
+FEW_DOCUMENTS = 200
 READ_BYTES = 2**16  # at a time
 COMPRESSED_BYTES = 2**11  # at a time: zstandard expands what it is given at once, up to 32768 times
 LONGEST_LINE = 2**30  # bytes
@@ -364,7 +375,7 @@ def _decompress_gzip(file: BinaryIO) -> Iterator[bytes]:
             yield data
 
 
-def _decompress_frames(file: BinaryIO, decompressor: Any) -> Iterator[bytes]:
+def _decompress_frames(file: BinaryIO, decompressor: ZstdDecompressor) -> Iterator[bytes]:
     """The library's own reader takes a file that was cut short for a whole one."""
     frame = None
     while data := file.read(COMPRESSED_BYTES):
@@ -390,3 +401,48 @@ def _split_lines(pieces: Iterable[bytes]) -> Iterator[bytes]:
             yield b"".join(line)
             line = [other]
     yield b"".join(line)
+
+
+def check_fractions(valid_fraction: float, test_fraction: float) -> None:
+    """Raise a `DataError` unless the fractions leave something to train on."""
+    for name, value in (("valid_fraction", valid_fraction), ("test_fraction", test_fraction)):
+        if not 0 <= value < 1:
+            raise DataError(f"{name} must be at least 0 and below 1, got {value}")
+    if valid_fraction + test_fraction >= 1:
+        raise DataError(
+            f"valid_fraction + test_fraction must leave something to train on, got {valid_fraction + test_fraction}"
+        )
+
+
+def split_documents(source: Source, valid_fraction: float, test_fraction: float) -> Iterator[tuple[str, Document]]:
+    """Every document with its split.
+
+    A document's split follows from its name alone: adding documents moves none of the others. A source of few
+    documents has each of them cut: the beginning is trained on, the end is held out.
+    """
+    check_fractions(valid_fraction, test_fraction)
+    few = not source.has(FEW_DOCUMENTS)
+    for document in source.documents():
+        if few:
+            yield from _cut(document, valid_fraction, test_fraction)
+        else:
+            yield _draw(document.name, valid_fraction, test_fraction), document
+
+
+def _draw(name: str, valid_fraction: float, test_fraction: float) -> str:
+    place = hash_of("split", name) / 2**64
+    if place < test_fraction:
+        return "test"
+    return "valid" if place < test_fraction + valid_fraction else "train"
+
+
+def _cut(document: Document, valid_fraction: float, test_fraction: float) -> Iterator[tuple[str, Document]]:
+    """Cut at the ends of lines where there are some nearby, so that no line is on both sides."""
+    text, start = document.text, 0
+    for split, share in zip(SPLITS, (1 - valid_fraction - test_fraction, 1 - test_fraction, 1.0), strict=True):
+        stop = round(share * len(text))
+        if stop < len(text):
+            end_of_line = text.rfind("\n", start, stop)
+            stop = end_of_line + 1 if end_of_line > start + (stop - start) // 2 else stop
+        yield split, Document(f"{document.name}#{split}", text[start:stop])
+        start = stop

@@ -23,7 +23,7 @@ import torch
 from tokenizers import decoders, models, pre_tokenizers, trainers
 from torch import Tensor
 
-from sdm.data.errors import DataError
+from sdm.errors import DataError
 from sdm.files import (
     DamagedFile,
     open_regular,

@@ -9,13 +9,11 @@ from pathlib import Path
 from typing import Any, Literal
 
 from sdm.data.config import CorpusConfig
-from sdm.data.errors import DataError
 from sdm.data.prepare import prepare_tokens
 from sdm.data.shards import TokenStore
-from sdm.data.sources import BUILT_IN, Document, Source, is_named, open_source
-from sdm.data.splits import split_documents
+from sdm.data.sources import BUILT_IN, Document, Source, is_named, open_source, split_documents
 from sdm.data.tokenization import Tokenizer
-from sdm.errors import UserError
+from sdm.errors import DataError, UserError
 from sdm.evaluation.eval_model import EvalModel
 from sdm.evaluation.measurement import Measurement
 

@@ -21,16 +21,15 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from sdm.data.errors import DataError
-from sdm.errors import UserError, check_size
+from sdm.errors import DataError, UserError, check_size
 from sdm.evaluation.documents import TextMeasurement
 from sdm.evaluation.eval_model import EvalModel
 from sdm.evaluation.measurement import Pairs, Plan, Result, Unit
 from sdm.evaluation.report import Report, Table
 from sdm.evaluation.statistics import weighted_mean
-from sdm.layers.short_convolution import ShortConvolution
-from sdm.models.attentions import MAX_LENGTH
+from sdm.layers.modules import ShortConvolution
 from sdm.models.fingerprint import base_model
+from sdm.models.reads import MAX_LENGTH
 
 OFFSETS = 4  # 0: the same token, 1: its successor, 2 and 3: for comparison
 

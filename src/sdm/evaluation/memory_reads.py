@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from sdm.evaluation.report import Chart, Grid, Point, Table
 from sdm.layers import ShiftedKeys, SparseDeltaMemory
-from sdm.layers.read_statistics import before_share, distances, half_life, write_survival
+from sdm.layers.memory_statistics import before_share, distances, half_life, write_survival
 from sdm.layers.reads import Reads
 from sdm.models.fingerprint import base_model
 from sdm.models.reads import model_reads

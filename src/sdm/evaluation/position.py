@@ -26,9 +26,8 @@ import torch
 from torch import Tensor
 
 from sdm.data.config import CorpusConfig
-from sdm.data.errors import DataError
 from sdm.data.shards import TokenStore
-from sdm.errors import UserError, check_not_negative, check_size
+from sdm.errors import DataError, UserError, check_not_negative, check_size
 from sdm.evaluation.documents import HeldOut, TextMeasurement
 from sdm.evaluation.eval_model import EvalModel
 from sdm.evaluation.measurement import Data, Pairs, Partial, Plan, Result, Unit

@@ -19,8 +19,7 @@ from typing import Any, NamedTuple
 
 from torch import Tensor
 
-from sdm.data.config import CorpusConfig
-from sdm.data.loader import open_data
+from sdm.data.config import CorpusConfig, open_data
 from sdm.errors import UserError, check_size
 from sdm.evaluation.documents import TextMeasurement
 from sdm.evaluation.eval_model import EvalModel

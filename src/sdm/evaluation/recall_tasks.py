@@ -20,7 +20,6 @@ from torch import Tensor
 
 from sdm.data.batch import IGNORED, Batch
 from sdm.data.config import CorpusConfig, DataConfig, NeedleConfig, RebindingConfig, RetrievalConfig, TaskConfig
-from sdm.data.errors import DataError
 from sdm.data.facts import Facts, FactsConfig
 from sdm.data.mad import MAD, MADTask, MADTaskConfig
 from sdm.data.mqar import MQAR, MQARTaskConfig
@@ -29,7 +28,7 @@ from sdm.data.randomness import generator_of, hash_of
 from sdm.data.rebinding import rebinding_rows
 from sdm.data.recall import RecallConfig, recall_batch
 from sdm.data.sources import open_source
-from sdm.errors import UserError, did_you_mean
+from sdm.errors import DataError, UserError, did_you_mean
 from sdm.evaluation.eval_model import EvalModel
 from sdm.run.config_file import to_json
 

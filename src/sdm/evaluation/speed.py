@@ -19,8 +19,7 @@ from typing import Any, ClassVar, Literal
 
 import torch
 
-from sdm.data.errors import DataError
-from sdm.errors import check_not_negative, check_size
+from sdm.errors import DataError, check_not_negative, check_size
 from sdm.evaluation.eval_model import EvalModel
 from sdm.evaluation.measurement import Measurement, Plan, Result, Unit
 from sdm.evaluation.report import Chart, Point, Report, Table

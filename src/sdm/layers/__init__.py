@@ -9,14 +9,13 @@ from sdm.layers.gated_delta_net import GatedDeltaNet
 from sdm.layers.interface import SequenceLayer
 from sdm.layers.kimi_delta_attention import KimiDeltaAttention
 from sdm.layers.mamba2 import Mamba2
-from sdm.layers.mlp import GatedMLP
+from sdm.layers.modules import GatedMLP
 from sdm.layers.product_key_memory import NoState, ProductKeyMemory
 from sdm.layers.raven import Raven
-from sdm.layers.recurrent_state import RecurrentState
 from sdm.layers.shifted_keys import ShiftedKeys, ShiftedState
 from sdm.layers.sliding_window_attention import SlidingWindowAttention
 from sdm.layers.sparse_delta_memory import MemoryTable, SparseDeltaMemory
-from sdm.layers.state import LayerState
+from sdm.layers.state import LayerState, RecurrentState
 from sdm.layers.token_shift import PreviousToken, TokenShift
 
 __all__ = [

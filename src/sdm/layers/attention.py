@@ -17,11 +17,10 @@ from torch import Tensor, nn
 
 from sdm.errors import check_size
 from sdm.layers.determinism import is_deterministic, token_by_token
-from sdm.layers.interface import check_input, without_weight_decay
+from sdm.layers.interface import Streams, check_input, documents_of, streams_of, without_weight_decay
 from sdm.layers.rope import Rope, rotate, rotation
 from sdm.layers.sizes import default_heads
 from sdm.layers.state import LayerState, Record, Undo, check_state
-from sdm.layers.streams import Streams, documents_of, streams_of
 
 
 @dataclasses.dataclass

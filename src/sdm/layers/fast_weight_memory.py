@@ -15,11 +15,10 @@ from torch import Tensor, nn
 
 from sdm.errors import check_size
 from sdm.layers.determinism import is_deterministic, token_by_token
-from sdm.layers.gates import Float32Linear
-from sdm.layers.interface import check_input, without_weight_decay
+from sdm.layers.interface import Streams, check_input, documents_of, streams_of, without_weight_decay
+from sdm.layers.modules import Float32Linear
 from sdm.layers.sizes import check_slots, default_slots
 from sdm.layers.state import LayerState, Record, Undo, check_state
-from sdm.layers.streams import Streams, documents_of, streams_of
 from sdm.ops import product_key_topk
 from sdm.ops.backends import check_backend
 

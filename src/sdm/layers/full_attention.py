@@ -13,10 +13,10 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from sdm.layers.attention import GatedAttention, KeyValueState, LengthUndo, write_
+from sdm.layers.interface import Streams
 from sdm.layers.rope import Rope
 from sdm.layers.sizes import default_heads, default_kv_heads
 from sdm.layers.state import Undo
-from sdm.layers.streams import Streams
 
 QUERY_BLOCK = 256
 MIN_CAPACITY = 64

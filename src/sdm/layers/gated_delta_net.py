@@ -5,16 +5,15 @@ Shapes: B batch, T time, S streams (batch rows or documents), H heads, K key cha
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Unpack
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
 from sdm.errors import check_one_of, check_size
-from sdm.layers.gates import LARGEST_DECAY_RATE, Float32Linear, decay_gate, reset_decay
-from sdm.layers.recurrent_layer import Gates, RecurrentLayer
-from sdm.layers.short_convolution import ShortConvolution
+from sdm.layers.modules import LARGEST_DECAY_RATE, Float32Linear, ShortConvolution, decay_gate, reset_decay
+from sdm.layers.recurrent_layer import Gates, RecurrentLayer, RuleOptions
 from sdm.layers.sizes import default_heads
 from sdm.ops.backends import check_backend
 from sdm.ops.gated_delta_rule import gated_delta_rule, gated_delta_step_
@@ -117,7 +116,7 @@ class GatedDeltaNet(RecurrentLayer):
         if self.initial_state is not None:
             nn.init.normal_(self.initial_state, std=self.initial_state_std)
 
-    def _rule(self, *tokens: Tensor, **options: Any) -> tuple[Tensor, Tensor | None]:
+    def _rule(self, *tokens: Tensor, **options: Unpack[RuleOptions]) -> tuple[Tensor, Tensor | None]:
         return (gated_delta_rule if self.correction else state_space)(*tokens, **options)
 
     def _step_rule_(self, memory: Tensor, *token: Tensor, backend: str) -> Tensor:

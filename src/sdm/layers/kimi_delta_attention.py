@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from sdm.errors import check_size
 from sdm.layers.gated_delta_net import GatedDeltaNet
-from sdm.layers.gates import Float32Linear, decay_gate
+from sdm.layers.modules import Float32Linear, decay_gate
 from sdm.layers.recurrent_layer import Gates
 
 

@@ -5,16 +5,15 @@ Shapes: B batch, T time, S streams (batch rows or documents), H heads, K key cha
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Unpack
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
 from sdm.errors import check_size
-from sdm.layers.gates import Float32Linear, decay_gate, reset_decay
-from sdm.layers.recurrent_layer import Gates, RecurrentLayer
-from sdm.layers.short_convolution import ShortConvolution
+from sdm.layers.modules import Float32Linear, ShortConvolution, decay_gate, reset_decay
+from sdm.layers.recurrent_layer import Gates, RecurrentLayer, RuleOptions
 from sdm.layers.sizes import default_heads
 from sdm.ops.backends import check_backend
 from sdm.ops.state_space import state_space, state_space_step_
@@ -80,7 +79,7 @@ class Mamba2(RecurrentLayer):
         reset_decay(self.decay_log_rate, self.decay_bias, lowest_rate=1.0)
         nn.init.ones_(self.skip)
 
-    def _rule(self, *tokens: Tensor, **options: Any) -> tuple[Tensor, Tensor | None]:
+    def _rule(self, *tokens: Tensor, **options: Unpack[RuleOptions]) -> tuple[Tensor, Tensor | None]:
         return state_space(*tokens, **options)
 
     def _step_rule_(self, memory: Tensor, *token: Tensor, backend: str) -> Tensor:

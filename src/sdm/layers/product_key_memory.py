@@ -13,10 +13,9 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from sdm.errors import check_size
-from sdm.layers.interface import check_input, without_weight_decay
+from sdm.layers.interface import check_input, streams_of, without_weight_decay
 from sdm.layers.sizes import check_slots, default_slots
 from sdm.layers.state import LayerState, Record, Snapshot, Undo, check_state
-from sdm.layers.streams import streams_of
 from sdm.ops import product_key_topk
 from sdm.ops.backends import check_backend
 

@@ -5,15 +5,15 @@ Shapes: B batch, T time, H heads, M slots, K key channels, D value channels.
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Unpack
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
 from sdm.errors import check_size
-from sdm.layers.gates import Float32Linear, decay_gate, reset_decay
-from sdm.layers.recurrent_layer import Gates, RecurrentLayer
+from sdm.layers.modules import Float32Linear, decay_gate, reset_decay
+from sdm.layers.recurrent_layer import Gates, RecurrentLayer, RuleOptions
 from sdm.layers.sizes import default_heads
 from sdm.ops.backends import check_backend
 from sdm.ops.slot_attention import slot_attention, slot_attention_step_
@@ -85,7 +85,7 @@ class Raven(RecurrentLayer):
         """Initialise the decay gate; the projections keep torch's or the model's own scheme."""
         reset_decay(self.decay_log_rate, self.decay_bias)
 
-    def _rule(self, *tokens: Tensor, **options: Any) -> tuple[Tensor, Tensor | None]:
+    def _rule(self, *tokens: Tensor, **options: Unpack[RuleOptions]) -> tuple[Tensor, Tensor | None]:
         return slot_attention(*tokens, **options)
 
     def _step_rule_(self, memory: Tensor, *token: Tensor, backend: str) -> Tensor:

@@ -21,13 +21,12 @@ from torch import Tensor, nn
 from sdm.layers.attention import GatedAttention, KeyValueState
 from sdm.layers.full_attention import FullAttention
 from sdm.layers.gated_delta_net import GatedDeltaNet
+from sdm.layers.interface import streams_of
 from sdm.layers.mamba2 import Mamba2
-from sdm.layers.recurrent_state import RecurrentState
 from sdm.layers.shifted_keys import ShiftedKeys, ShiftedState
 from sdm.layers.sliding_window_attention import SlidingWindowAttention, unroll
 from sdm.layers.sparse_delta_memory import MemoryTable, SparseDeltaMemory
-from sdm.layers.state import LayerState
-from sdm.layers.streams import streams_of
+from sdm.layers.state import LayerState, RecurrentState
 from sdm.ops.sparse_delta_map import ReadMap, sparse_delta_map, sparse_delta_writes
 from sdm.ops.sparse_delta_map.inputs import sparse_map
 from sdm.ops.sparse_delta_rule.inputs import Tokens

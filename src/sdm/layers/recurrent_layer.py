@@ -6,20 +6,27 @@ C channels of what is projected.
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TypedDict, Unpack
 
 import torch
 from torch import Tensor, nn
 
 from sdm.layers.determinism import is_deterministic
-from sdm.layers.interface import check_input, without_weight_decay
-from sdm.layers.recurrent_state import RecurrentState, RecurrentUndo, start_memory
-from sdm.layers.short_convolution import ShortConvolution
-from sdm.layers.state import Record, check_state
-from sdm.layers.streams import Streams, streams_of
+from sdm.layers.interface import Streams, check_input, streams_of, without_weight_decay
+from sdm.layers.modules import ShortConvolution
+from sdm.layers.state import Record, RecurrentState, RecurrentUndo, check_state, start_memory
 
 Gates = tuple[Tensor, Tensor]
 """beta and log_decay of each token; what they are is the layer's own."""
+
+
+class RuleOptions(TypedDict):
+    """What a rule over a sequence takes beside the tokens."""
+
+    initial_state: Tensor | None
+    output_final_state: bool
+    cu_seqlens: Tensor | None
+    backend: str
 
 
 class RecurrentLayer(nn.Module):
@@ -178,7 +185,7 @@ class RecurrentLayer(nn.Module):
         """What the rule takes of each token: query, key and value first."""
         return *self._heads(mixed), *gates
 
-    def _rule(self, *tokens: Tensor, **options: Any) -> tuple[Tensor, Tensor | None]:
+    def _rule(self, *tokens: Tensor, **options: Unpack[RuleOptions]) -> tuple[Tensor, Tensor | None]:
         """Readings [B,T,H,D] and the memory after the last token."""
         raise NotImplementedError
 

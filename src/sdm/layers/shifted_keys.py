@@ -12,12 +12,11 @@ import torch
 from torch import Tensor, nn
 
 from sdm.layers.determinism import is_deterministic, token_by_token
-from sdm.layers.interface import check_input, without_weight_decay
+from sdm.layers.interface import Streams, check_input, streams_of, without_weight_decay
+from sdm.layers.modules import ShortConvolution
 from sdm.layers.recurrent_layer import RecurrentLayer
-from sdm.layers.short_convolution import ShortConvolution
 from sdm.layers.sparse_delta_memory import SparseDeltaMemory
 from sdm.layers.state import LayerState, Record, Undo, check_state
-from sdm.layers.streams import Streams, streams_of
 from sdm.layers.token_shift import shift
 
 

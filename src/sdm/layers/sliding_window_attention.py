@@ -15,8 +15,8 @@ from torch import Tensor
 
 from sdm.errors import check_size
 from sdm.layers.attention import GatedAttention, KeyValueState, write_
+from sdm.layers.interface import Streams
 from sdm.layers.rope import Rope
-from sdm.layers.streams import Streams
 
 
 class SlidingWindowAttention(GatedAttention):

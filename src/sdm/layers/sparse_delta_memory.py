@@ -15,12 +15,10 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from sdm.errors import check_one_of, check_size
-from sdm.layers.gates import LARGEST_DECAY_RATE, Float32Linear, decay_gate, reset_decay
 from sdm.layers.interface import check_input, check_mask, without_weight_decay
-from sdm.layers.masked_batch_norm import MaskedBatchNorm
-from sdm.layers.recurrent_state import start_memory
+from sdm.layers.modules import LARGEST_DECAY_RATE, Float32Linear, MaskedBatchNorm, decay_gate, reset_decay
 from sdm.layers.sizes import check_slots, default_slots
-from sdm.layers.state import LayerState, Record, Undo, check_state
+from sdm.layers.state import LayerState, Record, Undo, check_state, start_memory
 from sdm.ops import product_key_topk, sparse_delta_rule, sparse_delta_rule_, sparse_delta_step_
 from sdm.ops.backends import check_backend
 from sdm.ops.checks import check_shape, check_tensor

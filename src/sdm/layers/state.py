@@ -4,22 +4,23 @@ A stream is a batch row or a document. A state may hold the state of a layer wit
 are then joined by dots. Code that stores, reorders, repeats, forks, saves or rewinds a state needs these methods and
 nothing of the layer.
 
-Shapes: S streams, T time.
+Shapes: S streams, T time, H heads, K key channels, D value channels.
 """
 
 from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, ClassVar, TypeVar
+from typing import Any, ClassVar, Generic, TypeVar
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from sdm.ops.checks import check_shape, check_tensor
 
 StateT = TypeVar("StateT", bound="LayerState")
 UndoT = TypeVar("UndoT", bound="Undo")
+RestoredT = TypeVar("RestoredT", bound="LayerState", contravariant=True)
 
 
 @dataclasses.dataclass
@@ -105,7 +106,7 @@ class LayerState:
 
 
 @dataclasses.dataclass
-class Undo(LayerState):
+class Undo(LayerState, Generic[RestoredT]):
     """A record of what a layer needs to take back the tokens of one call.
 
     A state makes the record before it changes, by its own method `undo`, so that a type of layer decides itself what to
@@ -116,7 +117,7 @@ class Undo(LayerState):
     over_time: ClassVar[tuple[str, ...]] = ()
     """Fields with a second axis T: what it takes to replay the tokens that are kept."""
 
-    def restore_(self, state: Any) -> None:
+    def restore_(self, state: RestoredT) -> None:
         """Set `state` to what it was before the tokens. The record may not be used again."""
         raise NotImplementedError
 
@@ -138,17 +139,19 @@ Record = Callable[[Undo], None]
 
 
 @dataclasses.dataclass
-class Snapshot(Undo):
+class Snapshot(Undo[LayerState]):
     """The whole state before the tokens. Kept tokens cannot be replayed from it."""
 
     before: LayerState
 
-    def restore_(self, state: Any) -> None:
+    def restore_(self, state: LayerState) -> None:
         """Set `state` to the snapshot."""
         state.assign_(self.before)
 
 
-def check_state(state: object, kind: type[LayerState], streams: int, device: torch.device, **shapes: Any) -> None:
+def check_state(
+    state: object, kind: type[LayerState], streams: int, device: torch.device, **shapes: tuple[int | None, ...]
+) -> None:
     """Raise unless `state` is a `kind` whose tensors have these shapes for each stream; None is any size."""
     if not isinstance(state, kind):
         raise TypeError(f"state must be a {kind.__name__} or None, got {type(state).__name__}")
@@ -156,3 +159,44 @@ def check_state(state: object, kind: type[LayerState], streams: int, device: tor
         x = getattr(state, name)
         check_tensor(f"state.{name}", x, device)
         check_shape(f"state.{name}", x, (streams, *shape), "of this layer and one per row or document of x")
+
+
+@dataclasses.dataclass
+class RecurrentState(LayerState):
+    """The state of a recurrent layer with a short convolution in front."""
+
+    memory: Tensor  # [S,H,K,D], at least float32
+    tail: Tensor  # [S, taps - 1, channels] the last inputs of the convolution; no places without one
+
+    def _undo_type(self) -> type[Undo]:
+        return RecurrentUndo
+
+    def undo(self, projected: Tensor, beta: Tensor, log_decay: Tensor) -> RecurrentUndo:
+        """Record the memory and the tail as they are, and the inputs of the convolution and of the rule."""
+        return RecurrentUndo(self.memory.clone(), self.tail.clone(), projected, beta, log_decay)
+
+
+@dataclasses.dataclass
+class RecurrentUndo(Undo):
+    """A copy of the state before the tokens, and what it takes to run them again without their projections."""
+
+    memory: Tensor  # [S,H,K,D]
+    tail: Tensor  # [S, taps - 1, channels]
+    projected: Tensor  # [S,T,channels] queries, keys and values before the convolution
+    beta: Tensor  # [S,T,H]
+    log_decay: Tensor  # [S,T,H]
+
+    over_time = ("projected", "beta", "log_decay")
+
+    def restore_(self, state: RecurrentState) -> None:
+        """Set the state to the copy."""
+        state.memory, state.tail = self.memory, self.tail
+
+
+def start_memory(initial_state: nn.Parameter | None, shape: tuple[int, ...], like: Tensor, learn: bool) -> Tensor:
+    """The memories [S,...] of streams without tokens: the learned initial state, or zeros. See `start_state`."""
+    dtype = torch.promote_types(like.dtype, torch.float32)
+    if initial_state is None:
+        return torch.zeros(shape, dtype=dtype, device=like.device)
+    memory = initial_state.to(dtype).expand(shape)
+    return memory if learn else memory.detach().clone()

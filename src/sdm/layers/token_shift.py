@@ -11,9 +11,8 @@ import torch
 from torch import Tensor, nn
 
 from sdm.errors import check_size
-from sdm.layers.interface import check_input, without_weight_decay
+from sdm.layers.interface import Streams, check_input, streams_of, without_weight_decay
 from sdm.layers.state import LayerState, Record, Undo, check_state
-from sdm.layers.streams import Streams, streams_of
 
 
 @dataclasses.dataclass

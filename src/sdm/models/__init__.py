@@ -2,13 +2,12 @@
 
 from sdm.models.cache import SDMCache
 from sdm.models.configuration import SDMConfig
-from sdm.models.cost import Cost, cost
-from sdm.models.example import example_model
+from sdm.models.cost import Cost, cost, ladder
 from sdm.models.graft import graft, ungraft
 from sdm.models.grafted_model import load_grafted, register_grafted
-from sdm.models.ladder import ladder
 from sdm.models.modeling import SDMForCausalLM, SDMForSequenceClassification, SDMForTokenClassification, SDMModel
 from sdm.models.registration import register
+from sdm.models.saved_folder import example_model
 from sdm.models.state import MemoryState
 
 register()

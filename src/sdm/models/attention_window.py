@@ -6,19 +6,23 @@ Shapes: B batch, T time, K keys.
 from __future__ import annotations
 
 import inspect
-from typing import Any
+from collections.abc import Callable
+from operator import attrgetter
+from typing import Any, ParamSpec
 
 import torch
 from torch import Tensor, nn
 from transformers import AttentionInterface, AttentionMaskInterface, DynamicCache, PreTrainedModel
-from transformers.cache_utils import DynamicLayer
+from transformers.cache_utils import CacheLayerMixin, DynamicLayer
 from transformers.integrations.sdpa_attention import repeat_kv, sdpa_attention_forward
 from transformers.masking_utils import sdpa_mask
 
 from sdm.layers.sliding_window_attention import banded_attention
-from sdm.models.grafted_mixer import CACHE_NAMES
+from sdm.models.grafted_mixer import block_input
 
 BANDED = "sdm_banded"
+_implementation = attrgetter("config._attn_implementation")
+_P = ParamSpec("_P")
 
 
 class WindowedAttention(nn.Module):
@@ -47,22 +51,21 @@ class WindowedAttention(nn.Module):
         except AttributeError:
             return getattr(super().__getattr__("mixer"), name)
 
-    def forward(self, *args: Any, **kwargs: Any) -> Any:
+    def forward(self, *args: object, **kwargs: object) -> Any:
         """Call the attention module with the narrowed mask."""
-        x = kwargs["hidden_states"] if "hidden_states" in kwargs else args[0]
-        cache = next((kwargs[name] for name in CACHE_NAMES if kwargs.get(name) is not None), None)
+        x, cache = block_input(args, kwargs)
         T, past, kept = x.shape[1], 0, 0
         if cache is not None:
             layer = self.cache_layer(cache)
             past, kept = layer.length, layer.kept
         mask = kwargs.get("attention_mask")
-        config: Any = self.mixer.config
-        banded = mask is None and past == 0 and not self.sinks and config._attn_implementation == BANDED
+        assert mask is None or isinstance(mask, Tensor)
+        banded = mask is None and past == 0 and not self.sinks and _implementation(self.mixer) == BANDED
         if past + T > self.window + self.sinks and not banded:
             kwargs["attention_mask"] = self._narrowed(mask, x, past, kept)
         return self.mixer(*args, **kwargs)
 
-    def cache_layer(self, cache: Any) -> WindowLayer:
+    def cache_layer(self, cache: object) -> WindowLayer:
         """Return the layer of a cache for this block, which takes the place of an empty one."""
         if not isinstance(cache, DynamicCache) or cache.offloading:
             raise TypeError(f"attention_window takes transformers' DynamicCache, got {type(cache).__name__}")
@@ -70,11 +73,12 @@ class WindowedAttention(nn.Module):
             cache.layers.extend(
                 cache.layer_class_to_replicate() for _ in range(max(0, self.num_blocks - len(cache.layers)))
             )
-        layer: Any = cache.layers[self.block]
+        layer = cache.layers[self.block]
         if not isinstance(layer, WindowLayer):
-            if layer.get_seq_length() > 0:
+            if isinstance(layer, CacheLayerMixin) and layer.get_seq_length() > 0:
                 raise ValueError("past_key_values was filled without attention_window; start with a new cache")
-            layer = cache.layers[self.block] = WindowLayer(self.window, self.sinks)
+            layer = WindowLayer(self.window, self.sinks)
+            cache.layers[self.block] = layer
         return layer
 
     def _narrowed(self, mask: Tensor | None, x: Tensor, past: int, kept: int) -> Tensor | None:
@@ -119,7 +123,9 @@ class WindowLayer(DynamicLayer):
             return x
         return torch.cat((x[..., : self.sinks, :], x[..., x.shape[-2] - last :, :]), dim=-2)
 
-    def update(self, key_states: Tensor, value_states: Tensor, *args: Any, **kwargs: Any) -> tuple[Tensor, Tensor]:
+    def update(
+        self, key_states: Tensor, value_states: Tensor, *args: object, **kwargs: object
+    ) -> tuple[Tensor, Tensor]:
         """Return the keys and values at hand, and keep those that later tokens see."""
         keys, values = super().update(key_states, value_states)
         self.length += key_states.shape[-2]
@@ -203,12 +209,16 @@ def banded_forward(
     return banded_attention(query, key, value, visible, max(window, 32)), None
 
 
-def banded_mask(*args: Any, **kwargs: Any) -> Tensor | None:
-    """The mask of "sdpa", or None for rows without padding that no cached tokens precede."""
-    plain = kwargs.get("attention_mask") is None and kwargs.get("allow_is_causal_skip", True)
-    same = not args and kwargs["q_length"] == kwargs["kv_length"] and not kwargs.get("q_offset", 0)
-    return None if plain and same else sdpa_mask(*args, **kwargs)
+def _only_where_needed(make_mask: Callable[_P, Tensor | None]) -> Callable[_P, Tensor | None]:
+    """Make no mask for rows without padding that no cached tokens precede."""
+
+    def banded_mask(*args: _P.args, **kwargs: _P.kwargs) -> Tensor | None:
+        plain = kwargs.get("attention_mask") is None and kwargs.get("allow_is_causal_skip", True)
+        same = not args and kwargs["q_length"] == kwargs["kv_length"] and not kwargs.get("q_offset", 0)
+        return None if plain and same else make_mask(*args, **kwargs)
+
+    return banded_mask
 
 
 AttentionInterface.register(BANDED, banded_forward)
-AttentionMaskInterface.register(BANDED, banded_mask)
+AttentionMaskInterface.register(BANDED, _only_where_needed(sdpa_mask))

@@ -8,18 +8,22 @@ from __future__ import annotations
 
 import copy
 import weakref
-from typing import Any
+from typing import TYPE_CHECKING, Any, cast
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from transformers import Cache
 from transformers.cache_utils import CacheLayerMixin
 
 from sdm.layers.determinism import is_deterministic
+from sdm.layers.interface import SequenceLayer
 from sdm.layers.state import LayerState, Record, Snapshot, Undo
 from sdm.models.configuration import SDMConfig
-from sdm.models.journal import BYTES, TOKENS, Journal, Mark
+from sdm.models.journal import BYTES, TOKENS, Journal, JournalMixin, Mark
 from sdm.models.layer_types import LAYER_TYPES
+
+if TYPE_CHECKING:
+    from sdm.models.state import MemoryState
 
 
 class LayerCache(CacheLayerMixin):
@@ -38,10 +42,11 @@ class LayerCache(CacheLayerMixin):
         self.begins: Tensor | None = None  # [B], rows whose streams begin anew at the next tokens
         self.length = 0
         self._steps: bool | None = None
-        self._layer: weakref.ref[Any] | None = None  # the layer that ran last, which replays tokens
+        self._layer: weakref.ref[SequenceLayer] | None = None  # the layer that ran last, which replays tokens
 
-    def mix(self, layer: Any, x: Tensor, attention_mask: Tensor | None) -> Tensor:
-        """Run `layer` on x [B,T,hidden_size] behind the tokens seen so far, and remember where it got to."""
+    def mix(self, mixer: nn.Module, x: Tensor, attention_mask: Tensor | None) -> Tensor:
+        """Run a layer on x [B,T,hidden_size] behind the tokens seen so far, and remember where it got to."""
+        layer = cast(SequenceLayer, mixer)
         if self.state is not None and x.shape[0] != self.batch_size:
             raise ValueError(f"past_key_values holds {self.batch_size} rows, but the input has {x.shape[0]}")
         if self.state is not None and self.begins is not None:
@@ -56,7 +61,9 @@ class LayerCache(CacheLayerMixin):
         self.length += x.shape[1]
         return y
 
-    def _run(self, layer: Any, x: Tensor, attention_mask: Tensor | None, record: Record | None = None) -> Tensor:
+    def _run(
+        self, layer: SequenceLayer, x: Tensor, attention_mask: Tensor | None, record: Record | None = None
+    ) -> Tensor:
         """Run the layer in place where that is possible, and hand `record` what takes the tokens back."""
         before = self.state
         if is_deterministic() and not torch.is_grad_enabled():
@@ -77,7 +84,7 @@ class LayerCache(CacheLayerMixin):
             return layer.step_(x[:, 0], self.state, record).unsqueeze(1)
         return layer.extend_(x, self.state, attention_mask, record)
 
-    def _run_recorded(self, layer: Any, x: Tensor, attention_mask: Tensor | None) -> Tensor:
+    def _run_recorded(self, layer: SequenceLayer, x: Tensor, attention_mask: Tensor | None) -> Tensor:
         """Run the layer and add to the journal, which takes the last tokens of a long piece only."""
         journal = self.journal
         assert journal is not None
@@ -107,7 +114,7 @@ class LayerCache(CacheLayerMixin):
             outputs.append(self._run(layer, x[:, start:end], mask, record))
         return outputs[-1] if len(outputs) <= 2 else torch.cat(outputs[1:], dim=1)
 
-    def replay_with(self, layer: Any) -> None:
+    def replay_with(self, layer: SequenceLayer) -> None:
         """Name the layer that replays tokens. It is not kept alive."""
         if self._layer is None or self._layer() is not layer:
             self._layer = weakref.ref(layer)
@@ -191,12 +198,14 @@ class LayerCache(CacheLayerMixin):
     def lazy_initialization(self, key_states: Tensor, value_states: Tensor) -> None:
         """A state begins with the first tokens that `mix` sees."""
 
-    def update(self, key_states: Tensor, value_states: Tensor, *args: Any, **kwargs: Any) -> tuple[Tensor, Tensor]:
+    def update(
+        self, key_states: Tensor, value_states: Tensor, *args: object, **kwargs: object
+    ) -> tuple[Tensor, Tensor]:
         """Refuse: a block calls `mix`."""
         raise NotImplementedError("this cache is not a store of keys and values; a block calls `mix`")
 
 
-class SDMCache(Cache):
+class SDMCache(JournalMixin, Cache):
     """The states of all layers of a model. `SDMCache(config)` is empty; a model fills it as `past_key_values`.
 
     Tokens can be taken back from the moment on that `mark`, `record` or transformers' `activate_past_recording` is
@@ -214,7 +223,7 @@ class SDMCache(Cache):
         self._sizes = _state_sizes(config)
         self.journal: Journal | None = None
         # The MemoryState that all rows started from, if there was one: a state taken later shares with it.
-        self.origin: Any = None
+        self.origin: MemoryState | None = None
 
     def check(self, config: SDMConfig) -> None:
         """Raise unless the states fit a model of this configuration."""
@@ -318,26 +327,6 @@ class SDMCache(Cache):
         """Forget all tokens."""
         super().reset()
         self.origin = None
-        if self.journal is not None:
-            self.journal.clear()
-
-    def reorder_cache(self, beam_idx: Tensor) -> None:
-        """Let row i continue row beam_idx[i], with its journal."""
-        super().reorder_cache(beam_idx)  # type: ignore[arg-type]
-        if self.journal is not None:
-            self.journal.map(lambda x: x.index_select(0, beam_idx.to(x.device)))
-
-    def batch_select_indices(self, indices: Tensor) -> None:
-        """Keep these rows, with their journal."""
-        super().batch_select_indices(indices)
-        if self.journal is not None:
-            self.journal.map(lambda x: x[indices.to(x.device)])
-
-    def batch_repeat_interleave(self, repeats: int) -> None:
-        """Repeat every row, with its journal."""
-        super().batch_repeat_interleave(repeats)
-        if self.journal is not None:
-            self.journal.map(lambda x: x.repeat_interleave(repeats, dim=0))
 
     def get_seq_length(self, layer_idx: int = 0) -> int:
         """Tokens seen, padding included."""
@@ -368,10 +357,12 @@ def _state_sizes(config: SDMConfig) -> dict[str, Any]:
     }
 
 
-def can_step(layer: Any) -> bool:
+def can_step(layer: object) -> bool:
     """Whether `step_` may be called past the layer's forward pass. Wrapped layers (peft) have none, and offloaded ones
     (accelerate) have their weights inside of it only."""
-    return hasattr(layer, "extend_") and not any(hasattr(module, "_hf_hook") for module in layer.modules())
+    if not isinstance(layer, nn.Module) or not hasattr(layer, "extend_"):
+        return False
+    return not any(hasattr(module, "_hf_hook") for module in layer.modules())
 
 
 def _behind_padding(attention_mask: Tensor) -> int:

@@ -8,18 +8,19 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
-from transformers import Cache, DynamicCache
+from transformers import Cache, DynamicCache, PreTrainedModel
 
 from sdm.constants import IGNORED
 from sdm.files import explained, read_json
 from sdm.layers.interface import without_weight_decay
 from sdm.models.cache import SDMCache
-from sdm.models.config_file import check_attention_implementation
+from sdm.models.configuration import check_attention_implementation
+from sdm.models.fingerprint import is_grafted
 from sdm.models.graft import blocks
 from sdm.models.grafted_mixer import GraftedMixer, memory_cache
 from sdm.models.likelihood import States
@@ -30,7 +31,7 @@ if TYPE_CHECKING:
     from transformers import PreTrainedConfig
 
 
-def load_foreign_model(path: Path, dtype: torch.dtype | None = None) -> Any:
+def load_foreign_model(path: Path, dtype: torch.dtype | None = None) -> PreTrainedModel:
     """Load any causal language model that transformers knows.
 
     Args:
@@ -42,13 +43,12 @@ def load_foreign_model(path: Path, dtype: torch.dtype | None = None) -> Any:
     """
     from transformers import AutoModelForCausalLM
 
-    loaded: Any
     with explained(f"cannot load the model in {path}"), no_progress_bar():
         fields = read_json(path / CONFIG)
         check_attention_implementation(fields)
         if fields.get("transformers_weights") is not None:  # transformers would read that file, whatever it is
             raise ValueError(f"transformers_weights in {CONFIG} must be left out, the weights are in {WEIGHTS}")
-        loaded = AutoModelForCausalLM.from_pretrained(
+        loaded: object = AutoModelForCausalLM.from_pretrained(
             path,
             local_files_only=True,
             trust_remote_code=False,
@@ -56,7 +56,7 @@ def load_foreign_model(path: Path, dtype: torch.dtype | None = None) -> Any:
             dtype="auto" if dtype is None else dtype,
             output_loading_info=True,
         )
-        model, info = loaded
+        model, info = cast(tuple[PreTrainedModel, dict[str, list[str]]], loaded)
         for fault in ("missing_keys", "mismatched_keys"):  # transformers would fill them with random numbers
             if info.get(fault):
                 names = sorted(map(str, info[fault]))
@@ -85,7 +85,7 @@ def _rope_types(fields: Mapping[str, Any]) -> Iterator[str]:
             yield value
 
 
-def _reset_rope(model: nn.Module, args: Any, kwargs: dict[str, Any]) -> None:
+def _reset_rope(model: nn.Module, args: object, kwargs: dict[str, Any]) -> None:
     """Forget the longest sequence so far, where a new one begins: dynamic frequencies would be those of that one."""
     cache = kwargs.get("past_key_values")
     if cache is not None and cache.get_seq_length() > 0:
@@ -107,11 +107,11 @@ def carried_layers(model: nn.Module) -> list[Any]:
     return [module.memory for module in model.modules() if isinstance(module, GraftedMixer)]
 
 
-def empty_cache(model: Any) -> Cache:
+def empty_cache(model: PreTrainedModel) -> Cache:
     """Return a cache without tokens for a model: ours, a grafted one or any other of transformers."""
     if isinstance(model, SDMForCausalLM):
         return SDMCache(model.config)
-    return model.new_cache() if hasattr(model, "graft_config") else DynamicCache(config=model.config)
+    return model.new_cache() if is_grafted(model) else DynamicCache(config=model.config)
 
 
 def exempt_from_decay(model: nn.Module) -> set[str]:
@@ -124,7 +124,7 @@ def exempt_from_decay(model: nn.Module) -> set[str]:
 
 
 def causal_nll(
-    model: Any,
+    model: PreTrainedModel,
     input_ids: Tensor,
     targets: Tensor,
     cu_seqlens: Tensor | None = None,

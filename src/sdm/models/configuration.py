@@ -1,22 +1,31 @@
-"""The configuration of a hybrid model. A few sizes are enough; everything else follows from them."""
+"""The configuration of a hybrid model. A few sizes are enough; everything else follows from them.
+
+transformers can read a saved folder also where this package is not imported. Its base class checks `layer_types`
+against a list of its own, so ours have another key in config.json; and `auto_map` names a small file beside it that
+imports this package.
+"""
+
+from __future__ import annotations
 
 import math
 import textwrap
 import warnings
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from os import PathLike
+from pathlib import Path
 from typing import Any, ClassVar, get_args
 
 from huggingface_hub.dataclasses import strict, type_validator
 from transformers import GenerationConfig, PreTrainedConfig
+from transformers.utils import is_flash_attn_2_available, is_flash_attn_3_available
 
 from sdm.errors import nearest
+from sdm.files import write_bytes
 from sdm.layers.sizes import default_head_dim
-from sdm.models import config_file
 from sdm.models.fields import Field, documented_fields
 from sdm.models.layer_types import LAYER_TYPES, LayerFields, layer_fields, layer_names
+from sdm.models.layer_types.attention import check_rope
 from sdm.models.layer_types.base import check_choices, check_numbers, check_sizes
-from sdm.models.rope import check_rope
 from sdm.ops.backends import BACKENDS, check_backend
 
 # What layer_types is derived from.
@@ -36,6 +45,16 @@ _TRANSFORMERS_KEYS = {
     "rope_scaling",
     "rope_theta",
     "torch_dtype",
+}
+# In config.json.
+_LAYER_TYPES = "sdm_layer_types"
+_CODE = "modeling_sdm"
+_AUTO_MAP = {
+    "AutoConfig": f"{_CODE}.SDMConfig",
+    "AutoModel": f"{_CODE}.SDMModel",
+    "AutoModelForCausalLM": f"{_CODE}.SDMForCausalLM",
+    "AutoModelForSequenceClassification": f"{_CODE}.SDMForSequenceClassification",
+    "AutoModelForTokenClassification": f"{_CODE}.SDMForTokenClassification",
 }
 
 
@@ -119,7 +138,7 @@ class SDMConfig(LayerFields, PreTrainedConfig):
 
     def __post_init__(self, **kwargs: Any) -> None:
         # What config.json holds is taken as it is: `SDMConfig(**config.to_diff_dict())`.
-        kwargs = config_file.from_file(kwargs)
+        kwargs = _from_file(kwargs)
         self.layer_types = kwargs.pop("layer_types", self.layer_types)
         for name in self._unknown(kwargs):
             raise TypeError(f"SDMConfig has no field {name!r}{_nearest(name)}")
@@ -142,8 +161,8 @@ class SDMConfig(LayerFields, PreTrainedConfig):
 
         A file may hold what this version does not know, and a user what he has set on a config. It is kept.
         """
-        config_file.check_attention_implementation(config_dict)
-        config_dict = config_file.from_file(config_dict)
+        check_attention_implementation(config_dict)
+        config_dict = _from_file(config_dict)
         given = {name: kwargs.pop(name) for name in list(kwargs) if name in model_fields()}
         if given.keys() & _PATTERN and "layer_types" not in given:
             config_dict.pop("layer_types", None)
@@ -171,11 +190,11 @@ class SDMConfig(LayerFields, PreTrainedConfig):
 
     def to_diff_dict(self) -> dict[str, Any]:
         """What config.json holds."""
-        return config_file.to_file(super().to_diff_dict())
+        return _to_file(super().to_diff_dict())
 
-    def save_pretrained(self, save_directory: str | PathLike[str], push_to_hub: bool = False, **kwargs: Any) -> None:
+    def save_pretrained(self, save_directory: str | PathLike[str], push_to_hub: bool = False, **kwargs: object) -> None:
         """Write config.json, and beside it the file of code that its `auto_map` names."""
-        config_file.write_code(save_directory)
+        _write_code(save_directory)
         super().save_pretrained(save_directory, push_to_hub=push_to_hub, **kwargs)
 
     @classmethod
@@ -329,3 +348,59 @@ def _check_layers(name: str, kinds: Sequence[str], choices: Sequence[str]) -> No
     for kind in kinds:
         if kind not in choices:
             raise ValueError(f"{name} must be of {', '.join(choices)}, got {kind!r}")
+
+
+def _to_file(fields: dict[str, Any]) -> dict[str, Any]:
+    """Translate the fields of a configuration into what config.json holds."""
+    fields = {_LAYER_TYPES if name == "layer_types" else name: value for name, value in fields.items()}
+    # A class of the user's own that is registered with transformers stays.
+    return fields | {"auto_map": _AUTO_MAP | (fields.get("auto_map") or {})}
+
+
+def _from_file(fields: dict[str, Any]) -> dict[str, Any]:
+    """The inverse of `_to_file`. Files of earlier versions are as they are."""
+    fields = {"layer_types" if name == _LAYER_TYPES else name: value for name, value in fields.items()}
+    others = {
+        name: place
+        for name, place in (fields.pop("auto_map", None) or {}).items()
+        # transformers may have put the name of the repository in front.
+        if str(place).rpartition("--")[2] != _AUTO_MAP.get(name)
+    }
+    return fields | {"auto_map": others} if others else fields
+
+
+def check_attention_implementation(fields: Mapping[str, Any]) -> None:
+    """Refuse a config.json that names an attention kernel outside of the installed packages.
+
+    transformers takes "owner/kernel" for a kernel on a hub, downloads it and runs it. The same happens to
+    "flash_attention_2" where flash-attn is missing. This function is for the configuration of any model, and looks into
+    nested configurations too; it needs no network.
+
+    Args:
+        fields: the content of config.json.
+
+    Raises:
+        ValueError: if `_attn_implementation` or `attn_implementation` names anything but an installed implementation.
+    """
+    builtin = ["eager", "sdpa", "flex_attention"]
+    builtin += ["flash_attention_2"] if is_flash_attn_2_available() else []
+    builtin += ["flash_attention_3"] if is_flash_attn_3_available() else []
+    for name, value in fields.items():
+        name = str(name)  # id2label has integers
+        if name.endswith("attn_implementation") or "attn_implementation_" in name:
+            # transformers takes a dictionary too, with an implementation for each nested configuration.
+            for implementation in value.values() if isinstance(value, Mapping) else [value]:
+                if implementation is not None and implementation not in builtin:
+                    raise ValueError(
+                        f"{name} must be one of {', '.join(builtin)}, got {implementation!r}: kernels are not taken "
+                        "from a hub; remove the field"
+                    )
+        elif isinstance(value, Mapping):
+            check_attention_implementation(value)
+
+
+def _write_code(folder: str | PathLike[str]) -> None:
+    """Put the file that `auto_map` names into a folder."""
+    code = Path(__file__).with_name("remote_code.py")
+    Path(folder).mkdir(parents=True, exist_ok=True)
+    write_bytes(Path(folder) / f"{_CODE}.py", code.read_bytes())

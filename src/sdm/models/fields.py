@@ -13,7 +13,6 @@ import itertools
 import textwrap
 import typing
 from dataclasses import dataclass
-from typing import Any
 
 
 @dataclass(frozen=True)
@@ -21,8 +20,8 @@ class Field:
     """A field as a class declares it."""
 
     name: str
-    type: Any
-    default: Any
+    type: object
+    default: object
     doc: str
 
 

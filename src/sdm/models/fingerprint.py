@@ -7,14 +7,18 @@ import json
 import weakref
 import zlib
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any, TypeGuard, cast
 
 import torch
 from torch import Tensor, nn
 
+from sdm.layers.interface import SequenceLayer
 from sdm.models.configuration import SDMConfig, model_fields
 from sdm.models.fields import documented_fields
 from sdm.models.layer_types import LAYER_TYPES, layer_fields
+
+if TYPE_CHECKING:
+    from sdm.models.grafted_model import GraftedModel
 
 # Fields that change neither the meaning nor the numbers of a state.
 _FREE = {
@@ -39,7 +43,7 @@ class Fingerprint:
 
     architecture: dict[str, Any]
     weights: str
-    buffers: str | None = None  # None in files of version 1, which did not know
+    buffers: str
 
     def check(self, other: Fingerprint, what: str) -> None:
         """Raise a ValueError that says what differs."""
@@ -49,7 +53,7 @@ class Fingerprint:
                 raise ValueError(f"{what} is of another model: its {name} is {mine!r}, expected {theirs!r}")
         if self.weights != other.weights:
             raise ValueError(f"{what} is of another model: the architecture is the same, but the weights differ")
-        if None not in (self.buffers, other.buffers) and self.buffers != other.buffers:
+        if self.buffers != other.buffers:
             raise ValueError(
                 f"{what} is of another model: the weights are the same, but buffers, such as the statistics of a batch "
                 "normalisation, differ"
@@ -64,7 +68,7 @@ def fingerprint(model: nn.Module, again: bool = False) -> Fingerprint:
 
     Those that were changed through `.data` do not tell; `again` does not rely on it.
     """
-    if hasattr(model, "graft_config"):
+    if is_grafted(model):
         return _grafted_fingerprint(model, again)
     base = base_model(model)
     tensors = dict(base.named_parameters()), _saved_buffers(base)
@@ -75,9 +79,10 @@ def fingerprint(model: nn.Module, again: bool = False) -> Fingerprint:
     return _known[base][1]
 
 
-def _grafted_fingerprint(model: Any, again: bool) -> Fingerprint:
+def _grafted_fingerprint(model: GraftedModel, again: bool) -> Fingerprint:
     """Of the base's class and configuration, the graft, and the weights of both."""
-    tensors = dict(model.named_parameters()), _saved_buffers(model)
+    parameters: dict[str, Tensor] = dict(model.named_parameters())
+    tensors = parameters, _saved_buffers(model)
     version = [(x.data_ptr(), x._version, x.dtype) for group in tensors for x in group.values()]
     if again or model not in _known or _known[model][0] != version:
         fields = json.loads(model.config.to_json_string(use_diff=False))
@@ -89,12 +94,23 @@ def _grafted_fingerprint(model: Any, again: bool) -> Fingerprint:
         }
         graft = json.loads(json.dumps({f"graft.{name}": x for name, x in vars(model.graft_config).items()}))
         graft.pop("graft.freeze_base")
-        sizes = {"class": type(model).base_class.__name__, "vocab_size": model.get_input_embeddings().weight.shape[0]}
+        table = model.get_input_embeddings().get_parameter("weight")
+        sizes = {"class": type(model).base_class.__name__, "vocab_size": len(table)}
         _known[model] = (version, Fingerprint({**sizes, **named, **graft}, *map(checksum, tensors)))
     return _known[model][1]
 
 
-def base_model(model: Any) -> Any:
+def is_grafted(model: object) -> TypeGuard[GraftedModel]:
+    """Whether a model is one of transformers with grafted memories, adapted (peft) or not."""
+    return hasattr(model, "graft_config")
+
+
+def mixers_of(model: object) -> list[SequenceLayer]:
+    """The sequence layers of an `SDMModel`, of one with a head, or of an adapted one."""
+    return [cast(SequenceLayer, block.mixer) for block in base_model(model).layers]
+
+
+def base_model(model: object) -> Any:
     """The SDMModel within a model with a head, or within an adapted one (peft)."""
     if hasattr(model, "get_base_model"):
         model = model.get_base_model()

@@ -12,7 +12,7 @@ import logging
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any, TypeGuard
 
 import torch
 from torch import nn
@@ -23,9 +23,12 @@ from sdm.errors import UserError, check_not_negative, check_one_of, check_size
 from sdm.layers import GatedDeltaNet, ShiftedKeys, SparseDeltaMemory
 from sdm.layers.sizes import default_heads
 from sdm.models.attention_window import WindowedAttention, window_reason
-from sdm.models.grafted_mixer import GraftedMixer
-from sdm.models.layer_cost import selection_flops
+from sdm.models.grafted_mixer import GraftedMemory, GraftedMixer
+from sdm.models.layer_types.base import selection_flops
 from sdm.models.layer_types.shared import delta_flops
+
+if TYPE_CHECKING:
+    from sdm.models.grafted_model import GraftedModel
 
 _log = logging.getLogger(__name__)
 
@@ -160,14 +163,14 @@ def graft(
     )
     trainable = {name for name, x in model.named_parameters() if x.requires_grad}
     insert(model, config)
-    grafted: Any = model
-    grafted.__class__ = grafted_class(type(model), config)  # type: ignore[arg-type]
-    grafted._sdm_trainable = trainable
-    _log.info("grafted onto %s: %s", ", ".join(f"block {index}" for index in config.layers), grafted.graft_cost)
+    object.__setattr__(model, "__class__", grafted_class(type(model), config))  # type: ignore[arg-type]
+    assert _is_grafted(model)
+    model._sdm_trainable = trainable
+    _log.info("grafted onto %s: %s", ", ".join(f"block {index}" for index in config.layers), model.graft_cost)
     return model
 
 
-def ungraft(model: Any) -> PreTrainedModel:
+def ungraft(model: PreTrainedModel) -> PreTrainedModel:
     """Remove the memories of a grafted model, in place. What is left is its base, of its class.
 
     Parameters are trainable again that were before the graft; weights that were trained since stay as they are.
@@ -183,13 +186,13 @@ def ungraft(model: Any) -> PreTrainedModel:
         setattr(block, name, mixer)
     trainable = model._sdm_trainable
     model.__dict__.pop("_sdm_trainable", None)
-    model.__class__ = type(model).base_class
+    object.__setattr__(model, "__class__", type(model).base_class)
     for name, x in model.named_parameters():
         x.requires_grad_(x.is_floating_point() and (trainable is None or name in trainable))
     return model
 
 
-def _is_grafted(model: object) -> bool:
+def _is_grafted(model: object) -> TypeGuard[GraftedModel]:
     return isinstance(getattr(model, "graft_config", None), GraftConfig)
 
 
@@ -207,7 +210,7 @@ def insert(model: PreTrainedModel, config: GraftConfig) -> None:
         windowed = [index for index, reason in enumerate(reasons) if reason is None]
         if not windowed:
             raise UserError(f"attention_window limits full attention, and there is none to limit: {reasons[0]}")
-    memories: dict[int, nn.Module] = {}
+    memories: dict[int, GraftedMemory] = {}
     for index in config.layers:
         example = next(x for x in mixers[index].parameters() if x.is_floating_point())
         memories[index] = build_memory(width, config).to(device=example.device, dtype=example.dtype)
@@ -224,7 +227,7 @@ def insert(model: PreTrainedModel, config: GraftConfig) -> None:
             setattr(block, mixer_name(block), mixer.train(model.training))
 
 
-def build_memory(width: int, config: GraftConfig) -> nn.Module:
+def build_memory(width: int, config: GraftConfig) -> GraftedMemory:
     """Return a memory whose output is zero until it is trained."""
     layer: SparseDeltaMemory | GatedDeltaNet
     if config.kind == "sdm":
@@ -339,7 +342,7 @@ def hidden_size(model: PreTrainedModel) -> int:
 
 def graft_cost(model: PreTrainedModel, config: GraftConfig) -> GraftCost:
     """Count what the memories of a grafted model cost."""
-    memories: list[Any] = [module.memory for module in model.modules() if isinstance(module, GraftedMixer)]
+    memories = [module.memory for module in model.modules() if isinstance(module, GraftedMixer)]
     parameters = sum(x.numel() for memory in memories for x in memory.parameters())
     every = sum(x.numel() for x in model.parameters())
     state = sum(x.numel() for memory in memories for x in memory.start_state(1).tensors().values())
@@ -348,7 +351,7 @@ def graft_cost(model: PreTrainedModel, config: GraftConfig) -> GraftCost:
     )
 
 
-def _memory_flops(memory: nn.Module) -> int:
+def _memory_flops(memory: GraftedMemory) -> int:
     layer = memory.layer if isinstance(memory, ShiftedKeys) else memory
     matrices = 2 * sum(x.numel() for name, x in layer.named_parameters() if name.endswith("proj.weight"))
     if isinstance(layer, SparseDeltaMemory):
@@ -362,9 +365,9 @@ def _memory_flops(memory: nn.Module) -> int:
 def _base_flops(model: PreTrainedModel, parameters: int) -> int:
     """Two per parameter that a token is multiplied with."""
     config = model.config.get_text_config(decoder=True)
-    table: Any = model.get_input_embeddings().weight
-    head: Any = model.get_output_embeddings()
-    if head is None or head.weight is not table:  # a tied table is used as a matrix too
+    table = model.get_input_embeddings().get_parameter("weight")
+    head = model.get_output_embeddings()
+    if head is None or head.get_parameter("weight") is not table:  # a tied table is used as a matrix too
         parameters -= table.numel()
     experts = sum(x.numel() for name, x in model.named_parameters() if ".experts." in name)
     count = getattr(config, "num_local_experts", None) or getattr(config, "num_experts", None) or 1

@@ -5,17 +5,21 @@ Shapes: B batch, T time, K keys that a mask covers, C channels.
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Mapping
+from typing import Any, TypeAlias
 
 import torch
 from torch import Tensor, nn
 from transformers import Cache, DynamicCache
 from transformers.cache_utils import CacheLayerMixin
 
+from sdm.layers import GatedDeltaNet, ShiftedKeys, SparseDeltaMemory
 from sdm.models.cache import LayerCache
-from sdm.models.journal import Journal
+from sdm.models.journal import Journal, JournalMixin
 
 CACHE_NAMES = ("past_key_values", "cache_params", "past_key_value", "layer_past")
+GraftedMemory: TypeAlias = SparseDeltaMemory | GatedDeltaNet | ShiftedKeys
+"""The layers that are grafted."""
 
 
 class GraftedMixer(nn.Module):
@@ -31,7 +35,7 @@ class GraftedMixer(nn.Module):
         num_blocks: blocks of the model.
     """
 
-    def __init__(self, mixer: nn.Module, memory: nn.Module, block: int, num_blocks: int) -> None:
+    def __init__(self, mixer: nn.Module, memory: GraftedMemory, block: int, num_blocks: int) -> None:
         super().__init__()
         self.mixer, self.memory = mixer, memory
         self.block, self.num_blocks = block, num_blocks
@@ -43,12 +47,11 @@ class GraftedMixer(nn.Module):
         except AttributeError:
             return getattr(super().__getattr__("mixer"), name)
 
-    def forward(self, *args: Any, **kwargs: Any) -> Any:
+    def forward(self, *args: object, **kwargs: object) -> Any:
         """Call the mixer, and add what the memory reads for the same input."""
         if not self.enabled:
             return self.mixer(*args, **kwargs)
-        x = kwargs["hidden_states"] if "hidden_states" in kwargs else args[0]
-        cache = next((kwargs[name] for name in CACHE_NAMES if kwargs.get(name) is not None), None)
+        x, cache = block_input(args, kwargs)
         mask, cu_seqlens = document_layout(x, kwargs, cache)
         # Before the mixer runs, which adds the tokens to the cache.
         state = None if cache is None else memory_cache(cache, self.block, self.num_blocks)
@@ -68,7 +71,7 @@ class GraftedMixer(nn.Module):
         return self.memory(x, attention_mask=mask)
 
 
-class GraftLayerCache(LayerCache):
+class GraftLayerCache(JournalMixin, LayerCache):
     """The state of one grafted memory, appended to `layers` of the base's own cache.
 
     The layers of that cache crop one after the other, so that this one keeps a journal of its own.
@@ -79,11 +82,11 @@ class GraftLayerCache(LayerCache):
         self.block = block
         self.failed = False
 
-    def mix(self, layer: Any, x: Tensor, attention_mask: Tensor | None) -> Tensor:
+    def mix(self, mixer: nn.Module, x: Tensor, attention_mask: Tensor | None) -> Tensor:
         """Run the memory behind the tokens seen so far."""
         if self.failed:
             raise RuntimeError("this cache is unusable: taking back tokens has failed; start with a new one")
-        return super().mix(layer, x, attention_mask)
+        return super().mix(mixer, x, attention_mask)
 
     def activate_past_recording(self) -> None:
         """Record from now on what it takes to take back tokens; transformers calls this before assisted decoding."""
@@ -117,29 +120,12 @@ class GraftLayerCache(LayerCache):
                 self.take_back(entry.undo[0], taken, None if kept is None else kept.undo[0])
                 tokens -= taken
 
-    def reset(self) -> None:
-        """Forget all tokens."""
-        super().reset()
-        if self.journal is not None:
-            self.journal.clear()
 
-    def reorder_cache(self, beam_idx: Tensor) -> None:
-        """Let row i continue row beam_idx[i], with its journal."""
-        super().reorder_cache(beam_idx)
-        if self.journal is not None:
-            self.journal.map(lambda x: x.index_select(0, beam_idx.to(x.device)))
-
-    def batch_select_indices(self, indices: Tensor) -> None:
-        """Keep these rows, with their journal."""
-        super().batch_select_indices(indices)
-        if self.journal is not None:
-            self.journal.map(lambda x: x[indices.to(x.device)])
-
-    def batch_repeat_interleave(self, repeats: int) -> None:
-        """Repeat every row, with its journal."""
-        super().batch_repeat_interleave(repeats)
-        if self.journal is not None:
-            self.journal.map(lambda x: x.repeat_interleave(repeats, dim=0))
+def block_input(args: tuple[object, ...], kwargs: Mapping[str, Any]) -> tuple[Tensor, Cache | None]:
+    """Find the hidden states and the cache in what a block hands to its mixer."""
+    x = kwargs["hidden_states"] if "hidden_states" in kwargs else args[0]
+    assert isinstance(x, Tensor)
+    return x, next((kwargs[name] for name in CACHE_NAMES if kwargs.get(name) is not None), None)
 
 
 def memory_cache(cache: Cache, block: int, num_blocks: int) -> GraftLayerCache:

@@ -8,7 +8,7 @@ import secrets
 import shutil
 from os import PathLike
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar, Protocol, cast
 
 import torch
 import transformers
@@ -21,6 +21,7 @@ from transformers import (
     AutoModelForCausalLM,
     Cache,
     DynamicCache,
+    GenerationConfig,
     PreTrainedConfig,
     PreTrainedModel,
 )
@@ -32,7 +33,7 @@ from sdm.layers.interface import without_weight_decay
 from sdm.models.attention_window import WindowedAttention
 from sdm.models.fingerprint import checksum
 from sdm.models.graft import GraftConfig, GraftCost, blocks, from_json, graft, graft_cost, insert, to_json
-from sdm.models.grafted_mixer import CACHE_NAMES, GraftedMixer, memory_cache
+from sdm.models.grafted_mixer import CACHE_NAMES, GraftedMemory, GraftedMixer, memory_cache
 from sdm.models.grafted_state import GraftMark, new_cache, rewindable
 
 CONFIG = "config.json"
@@ -53,7 +54,13 @@ class GraftedConfig(PreTrainedConfig):
     vocab_size: str | int | None = None
 
 
-class GraftedModel:
+if TYPE_CHECKING:
+    _Base = PreTrainedModel  # comes behind `GraftedModel` among the bases of a grafted class
+else:
+    _Base = object
+
+
+class GraftedModel(_Base):
     """What a causal LM can do beside its own methods once it is grafted. `sdm.graft` makes it a base of its class."""
 
     base_class: ClassVar[type[PreTrainedModel]]
@@ -63,19 +70,15 @@ class GraftedModel:
     @property
     def graft_cost(self) -> GraftCost:
         """Parameters, state and FLOPs of the memories, and those of the base to compare with."""
-        return graft_cost(self, self.graft_config)  # type: ignore[arg-type]
+        return graft_cost(self, self.graft_config)
 
-    def memories(self) -> dict[int, nn.Module]:
+    def memories(self) -> dict[int, GraftedMemory]:
         """Return the memories by the index of their block."""
-        return {
-            module.block: module.memory
-            for module in self.modules()  # type: ignore[attr-defined]
-            if isinstance(module, GraftedMixer)
-        }
+        return {module.block: module.memory for module in self.modules() if isinstance(module, GraftedMixer)}
 
     def prepare_cache(self, cache: Cache) -> Cache:
         """Add the state of the memories to an empty cache. Without this call, the first tokens do it."""
-        places = len(blocks(self))  # type: ignore[arg-type]
+        places = len(blocks(self))
         for block in self.graft_config.layers:
             memory_cache(cache, block, places)
         return cache
@@ -112,7 +115,7 @@ class GraftedModel:
         """Names of the parameters of the memories that an optimizer should not decay, as `layers.interface` says."""
         return {
             f"{path}.memory.{name}"
-            for path, module in self.named_modules()  # type: ignore[attr-defined]
+            for path, module in self.named_modules()
             if isinstance(module, GraftedMixer)
             for name in without_weight_decay(module.memory)
         }
@@ -126,13 +129,13 @@ class GraftedModel:
         if kwargs.pop("push_to_hub", False):
             raise UserError("push_to_hub is not available for grafted models; save the folder and upload it yourself")
         if getattr(self, "_hf_peft_config_loaded", False):  # writes the adapter only
-            super().save_pretrained(save_directory, *args, **kwargs)  # type: ignore[misc]
+            super().save_pretrained(save_directory, *args, **kwargs)
             return
         folder = Path(save_directory)
         folder.mkdir(parents=True, exist_ok=True)
         aside = folder / f".saving-{secrets.token_hex(4)}"
         try:
-            super().save_pretrained(aside, *args, **kwargs)  # type: ignore[misc]
+            super().save_pretrained(aside, *args, **kwargs)
             if (aside / CONFIG).is_file():  # this process writes
                 self._describe(aside)
                 _replace(aside, folder)
@@ -184,7 +187,7 @@ class GraftedModel:
             save_file(tensors, temporary, metadata={"format": "pt", HEADER: json.dumps(header)})
 
     def _prepare_cache_for_generation(
-        self, generation_config: Any, model_kwargs: dict[str, Any], *args: Any, **kwargs: Any
+        self, generation_config: GenerationConfig, model_kwargs: dict[str, Any], *args: object, **kwargs: object
     ) -> None:
         """Add the memories' state before assisted decoding asks the layers of the cache to record."""
         super()._prepare_cache_for_generation(generation_config, model_kwargs, *args, **kwargs)  # type: ignore[misc]
@@ -194,17 +197,17 @@ class GraftedModel:
 
 
 @functools.cache
-def grafted_class(base: type[PreTrainedModel], config: GraftConfig) -> type[PreTrainedModel]:
+def grafted_class(base: type[PreTrainedModel], graft_config: GraftConfig) -> type[PreTrainedModel]:
     """Return the class of models of class `base` with such a graft. Constructing it grafts a new base."""
 
-    def __init__(self: Any, *args: Any, **kwargs: Any) -> None:
-        base.__init__(self, *args, **kwargs)
-        insert(self, config)
+    def __init__(self: PreTrainedModel, config: PreTrainedConfig, *args: object, **kwargs: object) -> None:
+        base.__init__(self, config, *args, **kwargs)
+        insert(self, graft_config)
 
     fields = {
         "__init__": __init__,
         "base_class": base,
-        "graft_config": config,
+        "graft_config": graft_config,
         "__doc__": f"A grafted {base.__name__}.",
     }
     return type(f"Grafted{base.__name__}", (GraftedModel, base), {**fields, "__module__": __name__})
@@ -217,16 +220,26 @@ class GraftedForCausalLM:
     _auto_class: ClassVar[Any] = None
 
     @classmethod
-    def register_for_auto_class(cls, auto_class: Any = "AutoModelForCausalLM") -> None:
+    def register_for_auto_class(cls, auto_class: str = "AutoModelForCausalLM") -> None:
         """Nothing to register: the folder has the code already."""
 
     @classmethod
-    def from_pretrained(cls, folder: str | PathLike[str], *args: Any, config: Any = None, **kwargs: Any) -> Any:
+    def from_pretrained(
+        cls, folder: str | PathLike[str], *args: object, config: object = None, **kwargs: Any
+    ) -> PreTrainedModel:
         """Load a grafted model from a folder; options as in transformers."""
         return load_grafted(folder, **kwargs)
 
 
-def load_grafted(path: str | PathLike[str], base: PreTrainedModel | None = None, **options: Any) -> PreTrainedModel:
+class _Loadable(Protocol):
+    """A class of models, as `_load_folder` loads one."""
+
+    def from_pretrained(
+        self, folder: Path, *, config: PreTrainedConfig, output_loading_info: bool, **options: object
+    ) -> tuple[PreTrainedModel, dict[str, list[str]]]: ...
+
+
+def load_grafted(path: str | PathLike[str], base: PreTrainedModel | None = None, **options: object) -> PreTrainedModel:
     """Load a grafted model.
 
     Args:
@@ -250,7 +263,7 @@ def load_grafted(path: str | PathLike[str], base: PreTrainedModel | None = None,
     return _load_file(place, base)
 
 
-def _load_folder(folder: Path, options: dict[str, Any]) -> Any:
+def _load_folder(folder: Path, options: dict[str, object]) -> Any:
     fields = read_json(folder / CONFIG) if (folder / CONFIG).is_file() else {}
     described = fields.get("base") or {}
     base, name = described.get("config"), str(described.get("class"))
@@ -261,7 +274,7 @@ def _load_folder(folder: Path, options: dict[str, Any]) -> Any:
     if options.get("quantization_config") is not None:
         raise UserError("quantization_config is not available for grafted models: the memories need their weights")
     config = from_json(fields.get("graft") or {}, str(folder / CONFIG))
-    kind: Any = grafted_class(getattr(transformers, name), config)
+    kind = cast(_Loadable, grafted_class(getattr(transformers, name), config))
     wanted = options.pop("output_loading_info", False)
     options = {"use_safetensors": True, **options}
     base_config = CONFIG_MAPPING[base["model_type"]].from_dict(base)
@@ -293,7 +306,8 @@ def _load_file(path: Path, base: PreTrainedModel) -> PreTrainedModel:
     config = from_json(header["graft"], str(path))
     _check_shapes(path, tensors, base, config)
     options = {name: value for name, value in vars(config).items() if name != "layers"}
-    model: Any = graft(base, config.layers, **options)
+    model = graft(base, config.layers, **options)
+    assert isinstance(model, GraftedModel)
     for block, memory in model.memories().items():
         prefix = f"{block}."
         memory.load_state_dict({n.removeprefix(prefix): x for n, x in tensors.items() if n.startswith(prefix)})
@@ -311,7 +325,7 @@ def _check_shapes(path: Path, tensors: dict[str, Tensor], base: PreTrainedModel,
         raise DamagedFile(f"{path} is damaged: its tensors are not those of the memories that it describes")
 
 
-def base_parameters(model: Any) -> dict[str, nn.Parameter]:
+def base_parameters(model: nn.Module) -> dict[str, nn.Parameter]:
     """Return the parameters of the base by the names that they have without a graft."""
     wrapped = [path for path, x in model.named_modules() if isinstance(x, (GraftedMixer, WindowedAttention))]
     wrapped.sort(key=len, reverse=True)  # those within others first
@@ -328,7 +342,7 @@ def base_parameters(model: Any) -> dict[str, nn.Parameter]:
     return parameters
 
 
-def base_fingerprint(model: Any) -> dict[str, str]:
+def base_fingerprint(model: nn.Module) -> dict[str, str]:
     """Return what identifies the base of a grafted model, or a model that is not grafted."""
     kind = getattr(type(model), "base_class", type(model))
     return {"class": kind.__name__, "weights": checksum({n: x.data for n, x in base_parameters(model).items()})}

@@ -9,7 +9,7 @@ Shapes: S streams, H heads of keys, K kept tokens, D channels.
 from __future__ import annotations
 
 import dataclasses
-from typing import Any
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
@@ -19,7 +19,10 @@ from transformers.cache_utils import DynamicLayer, DynamicSlidingWindowLayer
 from sdm.layers.state import LayerState
 from sdm.models.attention_window import WindowedAttention, WindowLayer
 from sdm.models.graft import blocks
-from sdm.models.grafted_mixer import GraftLayerCache
+from sdm.models.grafted_mixer import GraftedMemory, GraftLayerCache
+
+if TYPE_CHECKING:
+    from sdm.models.grafted_model import GraftedModel
 
 
 @dataclasses.dataclass
@@ -52,7 +55,7 @@ class GraftMark:
     """Tokens seen at that point."""
 
 
-def places(model: Any) -> list[Any]:
+def places(model: GraftedModel) -> list[AttentionPlace | GraftedMemory]:
     """Return one entry per block for its attention, then the memories: the order of a state's contents."""
     cache = new_cache(model)
     device = next(model.parameters()).device
@@ -62,7 +65,7 @@ def places(model: Any) -> list[Any]:
     return [*attention, *model.memories().values()]
 
 
-def new_cache(model: Any) -> DynamicCache:
+def new_cache(model: GraftedModel) -> DynamicCache:
     """Return an empty cache with the layers that a grafted model uses."""
     cache = DynamicCache(config=model.config)
     model.prepare_cache(cache)
@@ -72,7 +75,7 @@ def new_cache(model: Any) -> DynamicCache:
     return cache
 
 
-def read_cache(model: Any, cache: Any) -> tuple[list[LayerState], int, int]:
+def read_cache(model: GraftedModel, cache: object) -> tuple[list[LayerState], int, int]:
     """Return the states of all blocks' attention and of the memories, the number of rows, and the tokens seen."""
     if not isinstance(cache, DynamicCache):
         raise TypeError(f"cache must be the DynamicCache of a grafted model, got {type(cache).__name__}")
@@ -88,7 +91,7 @@ def read_cache(model: Any, cache: Any) -> tuple[list[LayerState], int, int]:
     return states, states[-1].streams, memories[next(iter(memories))].length
 
 
-def make_cache(model: Any, states: list[LayerState], length: int) -> DynamicCache:
+def make_cache(model: GraftedModel, states: list[LayerState], length: int) -> DynamicCache:
     """Return a cache that continues these states, which become its own."""
     cache = new_cache(model)
     count = len(blocks(model))

@@ -14,6 +14,7 @@ import itertools
 import logging
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
+from typing import Protocol, cast
 
 from torch import Tensor
 
@@ -230,3 +231,42 @@ class SplitJournal(Journal):
         for row, journal in self._each():
             own = undo.map(lambda x, row=row: x[row : row + 1].clone())  # type: ignore[misc]
             journal.add(place, tokens, divisible, own)
+
+
+class _Rows(Protocol):
+    """A cache, or a layer of one, whose rows can be reordered."""
+
+    def reset(self) -> None: ...
+    def reorder_cache(self, beam_idx: Tensor) -> None: ...
+    def batch_select_indices(self, indices: Tensor) -> None: ...
+    def batch_repeat_interleave(self, repeats: int) -> None: ...
+
+
+class JournalMixin:
+    """Reorders the records of a journal together with the rows of the class that comes behind it."""
+
+    journal: Journal | None
+
+    def reset(self) -> None:
+        """Forget all tokens."""
+        cast(_Rows, super()).reset()
+        if self.journal is not None:
+            self.journal.clear()
+
+    def reorder_cache(self, beam_idx: Tensor) -> None:
+        """Let row i continue row beam_idx[i], with its journal."""
+        cast(_Rows, super()).reorder_cache(beam_idx)
+        if self.journal is not None:
+            self.journal.map(lambda x: x.index_select(0, beam_idx.to(x.device)))
+
+    def batch_select_indices(self, indices: Tensor) -> None:
+        """Keep these rows, with their journal."""
+        cast(_Rows, super()).batch_select_indices(indices)
+        if self.journal is not None:
+            self.journal.map(lambda x: x[indices.to(x.device)])
+
+    def batch_repeat_interleave(self, repeats: int) -> None:
+        """Repeat every row, with its journal."""
+        cast(_Rows, super()).batch_repeat_interleave(repeats)
+        if self.journal is not None:
+            self.journal.map(lambda x: x.repeat_interleave(repeats, dim=0))

@@ -35,13 +35,13 @@ class ModelConfig:
     Which fields there are depends on the layer types that are registered, so that its class is made when it is called.
     """
 
-    def __new__(cls, **fields: Any) -> ModelConfig:
+    def __new__(cls, **fields: object) -> ModelConfig:
         return super().__new__(cls.dataclass() if cls is ModelConfig else cls)
 
     if TYPE_CHECKING:
         __dataclass_fields__: ClassVar[dict[str, Any]]
 
-        def __init__(self, **fields: Any) -> None: ...
+        def __init__(self, **fields: object) -> None: ...
 
         def __getattr__(self, name: str) -> Any: ...
 

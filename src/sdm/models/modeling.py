@@ -25,14 +25,14 @@ from transformers.utils import can_return_tuple
 from sdm.layers import GatedMLP
 from sdm.layers.attention import GatedAttention
 from sdm.layers.interface import without_weight_decay
-from sdm.layers.masked_batch_norm import MaskedBatchNorm
-from sdm.models import attentions
+from sdm.layers.modules import MaskedBatchNorm
+from sdm.models import reads
 from sdm.models.arguments import check_extras, current_mask, document_offsets, select_positions
 from sdm.models.cache import SDMCache
 from sdm.models.configuration import SDMConfig
 from sdm.models.layer_types import LAYER_TYPES
+from sdm.models.layer_types.attention import rope_of
 from sdm.models.likelihood import IGNORED, next_token_targets, nll, target_nll
-from sdm.models.rope import rope_of
 
 logger = logging.getLogger(__name__)
 
@@ -80,7 +80,7 @@ class SDMBlock(GradientCheckpointingLayer):
         """
         cache = None if past_key_values is None else past_key_values.layers[self.layer_idx]
         past = 0 if cache is None else cache.length
-        attentions.check_length(past + hidden_states.shape[1])
+        reads.check_length(past + hidden_states.shape[1])
         x, state = self.mixer_norm(hidden_states), None if cache is None else cache.state
         if cache is not None and state is not None and cache.begins is not None:
             mixer: Any = self.mixer
@@ -89,7 +89,7 @@ class SDMBlock(GradientCheckpointingLayer):
         if attention_mask is not None and attention_mask.shape[1] == past + x.shape[1]:
             past_mask = attention_mask[:, :past] != 0
         mask = current_mask(attention_mask, x)
-        return attentions.attention_map(self.mixer, x, state, mask, past_mask, past)
+        return reads.attention_map(self.mixer, x, state, mask, past_mask, past)
 
 
 class SDMPreTrainedModel(PreTrainedModel):
@@ -181,7 +181,7 @@ class SDMModel(SDMPreTrainedModel):
             output_hidden_states: also return the input of every block, and the output of the final norm.
             output_attentions: also return the map [B,H,T,tokens seen + T] of every block from reading tokens to those
                 that they read, for up to 4,096 tokens, without gradients. A mixer without a map gives no heads; for the
-                past of a memory behind a cache it is NaN. See `sdm.models.attentions`.
+                past of a memory behind a cache it is NaN. See `sdm.models.reads`.
             cu_seqlens: [documents + 1] offsets of documents packed into one row (B = 1), without a cache.
             extras: what transformers passes to every model. `cu_seq_lens_q`, which `DataCollatorWithFlattening` and
                 TRL add, are our cu_seqlens; the rest is ignored.

@@ -1,4 +1,4 @@
-"""A saved model, loaded without trust in what its config.json claims.
+"""Saved models, the small one in this package among them, loaded without trust in what config.json claims.
 
 It may claim any size, and building a model allocates what it claims. So the headers of the weights are read first:
 safetensors compares them with the length of the file, they cannot claim what is not there.
@@ -9,19 +9,22 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import torch
 from safetensors import safe_open
 from transformers.utils import logging
 
-from sdm.files import explained, read_json, write_bytes
+from sdm.files import check_manifest, explained, read_json, write_bytes
 from sdm.models.configuration import SDMConfig
-from sdm.models.manifest import check_manifest
 from sdm.models.modeling import SDMForCausalLM
 
 CONFIG = "config.json"
 WEIGHTS = "model.safetensors"
 INDEX = "model.safetensors.index.json"  # beside weights that transformers has split
+
+EXAMPLE_NAME = "example"
+EXAMPLE_FOLDER = Path(__file__).parent / "example_model"
 
 CHAT_TEMPLATE = "chat_template.jinja"
 # Each message on a line behind its role; the answer ends with the end-of-text token.
@@ -76,6 +79,20 @@ def load_model(folder: Path) -> SDMForCausalLM:
         check_fit(config, read_shapes(folder))
         with no_progress_bar():
             return SDMForCausalLM.from_pretrained(folder, config=config, use_safetensors=True).eval()
+
+
+def example_model() -> tuple[SDMForCausalLM, Any]:
+    """Return the example model, in evaluation mode, and its tokenizer.
+
+    It finds numbers by name in text, in the words of RULER's needle tasks, and can do nothing else;
+    docs/example-model.md says what it was trained on. The commands take it under the name `example`.
+
+    Returns:
+        The model and a tokenizer of transformers.
+    """
+    from transformers import AutoTokenizer
+
+    return load_model(EXAMPLE_FOLDER), AutoTokenizer.from_pretrained(EXAMPLE_FOLDER)
 
 
 def read_shapes(folder: Path) -> Shapes:

@@ -7,18 +7,24 @@ the states of the memories too. Both are lists of layers, and that is what sessi
 from __future__ import annotations
 
 import copy
-from typing import Any
+from typing import TYPE_CHECKING, TypeVar
 
 from torch import Tensor
-from transformers import Cache
+from transformers import Cache, PreTrainedModel
 from transformers.cache_utils import CacheLayerMixin, DynamicLayer
 
+from sdm.layers.interface import SequenceLayer
 from sdm.layers.row_pool import dense, forked, pooled, start_pooled
 from sdm.models.cache import LayerCache, SDMCache, can_step
 from sdm.models.configuration import SDMConfig
-from sdm.models.fingerprint import base_model
+from sdm.models.fingerprint import base_model, mixers_of
 from sdm.models.grafted_mixer import GraftLayerCache
 from sdm.models.grafted_model import GraftedModel
+
+if TYPE_CHECKING:
+    from transformers.cache_utils import LinearAttentionCacheLayerMixin
+
+_Layer = TypeVar("_Layer", bound="CacheLayerMixin | LinearAttentionCacheLayerMixin")
 
 
 def is_servable(model: object) -> bool:
@@ -27,23 +33,22 @@ def is_servable(model: object) -> bool:
     return own or isinstance(model, GraftedModel)
 
 
-def empty_cache(model: Any) -> Cache:
+def empty_cache(model: PreTrainedModel) -> Cache:
     """Return a cache without tokens of the kind that the model takes."""
     if isinstance(model, GraftedModel):
         return model.new_cache()
-    return SDMCache(model.config)
+    return SDMCache(base_model(model).config)
 
 
-def memory_layers(model: Any, cache: Cache) -> list[tuple[LayerCache, Any]]:
+def memory_layers(model: PreTrainedModel, cache: Cache) -> list[tuple[LayerCache, SequenceLayer]]:
     """Return the layers of a cache that hold states of this library, each with the layer whose state it is."""
     if not isinstance(model, GraftedModel):
-        mixers = [block.mixer for block in base_model(model).layers]
-        return list(zip(cache.layers, mixers, strict=True))  # type: ignore[arg-type]
+        return list(zip(cache.layers, mixers_of(model), strict=True))  # type: ignore[arg-type]
     memories = model.memories()
     return [(layer, memories[layer.block]) for layer in cache.layers if isinstance(layer, GraftLayerCache)]
 
 
-def pool_tables(model: Any, cache: Cache) -> None:
+def pool_tables(model: PreTrainedModel, cache: Cache) -> None:
     """Put the tables of sparse memories into the pools that all streams of the model share."""
     for layer, mixer in memory_layers(model, cache):
         layer.replay_with(mixer)
@@ -53,7 +58,7 @@ def pool_tables(model: Any, cache: Cache) -> None:
             layer.state = start_pooled(mixer.start_state(0), memory) if state is None else pooled(state, memory)
 
 
-def dense_cache(model: Any, cache: Cache) -> Cache:
+def dense_cache(model: PreTrainedModel, cache: Cache) -> Cache:
     """Return a copy of a cache that holds whole tables and records nothing."""
     whole = copy.copy(cache)
     whole.layers = [fork_layer(layer) for layer in cache.layers]
@@ -64,7 +69,7 @@ def dense_cache(model: Any, cache: Cache) -> Cache:
     return whole
 
 
-def fork_layer(layer: Any) -> Any:
+def fork_layer(layer: _Layer) -> _Layer:
     """Return a layer of a cache that goes its own way from here and shares what it can."""
     if isinstance(layer, LayerCache):
         fork = copy.copy(layer)

@@ -13,7 +13,7 @@ import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from os import PathLike
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -23,8 +23,11 @@ from sdm.layers import LayerState, SparseDeltaMemory
 from sdm.layers.state import Snapshot
 from sdm.models import state_file
 from sdm.models.cache import SDMCache
-from sdm.models.fingerprint import Fingerprint, base_model, fingerprint
+from sdm.models.fingerprint import Fingerprint, base_model, fingerprint, is_grafted, mixers_of
 from sdm.models.journal import TOKENS, Entry, Journal, next_point
+
+if TYPE_CHECKING:
+    from sdm.models.grafted_model import GraftedModel
 
 # A fork of a fork of a fork ... is looked up layer by layer; beyond this depth it is stored anew in one piece.
 MAX_DEPTH = 8
@@ -182,7 +185,7 @@ class MemoryState:
         """Raise a ValueError unless this is a state of the model, with these weights."""
         self._model_id.check(fingerprint(model), "this MemoryState")
 
-    def cache(self, model: Any, batch_size: int = 1) -> Any:
+    def cache(self, model: nn.Module, batch_size: int = 1) -> Any:
         """A cache in which every row continues this state. It holds whole tables and is the caller's to change.
 
         It is an `SDMCache`, or of a grafted model transformers' `DynamicCache`.
@@ -192,8 +195,8 @@ class MemoryState:
             raise ValueError(f"batch_size must be positive, got {batch_size}")
         if is_grafted(model):
             return self._grafted_cache(model, batch_size)
-        cache = SDMCache(model.config)
-        for layer, mixer, content in zip(cache.layers, _mixers(model), self._contents, strict=True):
+        cache = SDMCache(base_model(model).config)
+        for layer, mixer, content in zip(cache.layers, mixers_of(model), self._contents, strict=True):
             rows = {name: _repeated(x, batch_size) for name, x in content.items()}
             layer.state = mixer.start_state(0).with_tensors(rows)
             layer.length = self._length
@@ -204,7 +207,7 @@ class MemoryState:
         cache.origin = self
         return cache
 
-    def _grafted_cache(self, model: Any, batch_size: int) -> Any:
+    def _grafted_cache(self, model: GraftedModel, batch_size: int) -> Cache:
         from sdm.models.grafted_state import AttentionState, make_cache
 
         memories = list(model.memories().values())
@@ -216,8 +219,8 @@ class MemoryState:
                 states.append(AttentionState(**rows))
             else:
                 states.append(memories[place - attention].start_state(0).with_tensors(rows))
-        cache: Any = make_cache(model, states, self._length)
-        cache.origin = self
+        cache = make_cache(model, states, self._length)
+        cache.__dict__["origin"] = self
         return cache
 
     @property
@@ -226,7 +229,7 @@ class MemoryState:
         steps = itertools.accumulate(entry.tokens for entry in reversed(self._history))
         return [self._length - step for step in steps]
 
-    def rewind(self: _State, model: Any, tokens: int) -> _State:
+    def rewind(self: _State, model: nn.Module, tokens: int) -> _State:
         """Return the state of `tokens` tokens ago: to answer again, or after another last message.
 
         It is exact, bit for bit, at the lengths of `marks`; in between, the tokens that are kept are replayed. It makes
@@ -252,7 +255,7 @@ class MemoryState:
         return type(self).from_cache(model, cache)
 
     @torch.no_grad()
-    def forget(self: _State, model: Any, span: tuple[int, int], tail: Sequence[int] = ()) -> _State:
+    def forget(self: _State, model: nn.Module, span: tuple[int, int], tail: Sequence[int] = ()) -> _State:
         """Return the state of the stream without the tokens start ... end - 1, as if they had never been there.
 
         It rewinds to the start of the span and reads the tokens behind it again: its cost is that of reading `tail`.
@@ -353,21 +356,23 @@ class MemoryState:
         return f"MemoryState(tokens={self._length}, changed_slots={changed}, nbytes={self.nbytes})"
 
 
-def is_grafted(model: object) -> bool:
-    """Whether a model is one of transformers with grafted memories."""
-    return hasattr(model, "graft_config")
+class StatefulLayer(Protocol):
+    """A layer, as far as the shapes of its states are concerned."""
+
+    def start_state(self, batch_size: int, /) -> LayerState:
+        """Return the state of streams without tokens."""
 
 
-def _mixers(model: Any) -> list[Any]:
+def _mixers(model: nn.Module) -> Sequence[StatefulLayer]:
     """The layers whose states make up a `MemoryState`."""
     if is_grafted(model):
         from sdm.models.grafted_state import places
 
         return places(model)
-    return [block.mixer for block in base_model(model).layers]
+    return mixers_of(model)
 
 
-def _read(model: Any, cache: Any) -> tuple[list[Any], list[LayerState], int, int]:
+def _read(model: nn.Module, cache: Cache) -> tuple[Sequence[StatefulLayer | None], list[LayerState], int, int]:
     """The layers, their states in a cache, its number of rows and the tokens seen."""
     if is_grafted(model):
         from sdm.models.grafted_state import read_cache
@@ -384,7 +389,7 @@ def _read(model: Any, cache: Any) -> tuple[list[Any], list[LayerState], int, int
     return _mixers(model), states, cache.batch_size, cache.get_seq_length()
 
 
-def _tables(mixer: Any) -> dict[str, SparseDeltaMemory]:
+def _tables(mixer: object) -> dict[str, SparseDeltaMemory]:
     """The tensors of a layer's state that are SDM tables, each with the layer that it belongs to."""
     return mixer.sparse_tables() if hasattr(mixer, "sparse_tables") else {}
 
@@ -409,7 +414,7 @@ def _read_history(
     path: str | PathLike[str],
     tensors: dict[str, Tensor],
     header: dict[str, Any],
-    mixers: list[Any],
+    mixers: Sequence[StatefulLayer],
     device: torch.device,
 ) -> tuple[Entry, ...]:
     """Take the undo records out of the tensors of a file."""
@@ -470,7 +475,7 @@ def _take_table(mixer: SparseDeltaMemory, table_HND: Tensor, below: Memory | Non
     return replace(below, changes=(*below.changes, SlotRows(index, now[index])))
 
 
-def _take(mixer: Any, state: LayerState, row: int, below: Content) -> Content:
+def _take(mixer: StatefulLayer | None, state: LayerState, row: int, below: Content) -> Content:
     """The state of one row: of a table what differs from the one below, of the rest a copy."""
     taken = Content()
     state = state.map(lambda x: x[row : row + 1 or None].detach()).trimmed()

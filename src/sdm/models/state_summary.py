@@ -6,13 +6,11 @@ Shapes: T time, H heads, N slots.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
-from sdm.layers.memory_statistics import evaluating, observed
-from sdm.layers.read_statistics import WritesLeft, last_writes, writes_left
+from sdm.layers.memory_statistics import WritesLeft, evaluating, last_writes, observed, writes_left
 from sdm.layers.sparse_delta_memory import SparseDeltaMemory
 from sdm.models.cache import SDMCache
 from sdm.models.fingerprint import base_model
@@ -42,7 +40,7 @@ class LayerSummary:
     """The largest length of the difference of a row."""
 
 
-def summarize_state(state: MemoryState, model: Any) -> list[LayerSummary]:
+def summarize_state(state: MemoryState, model: nn.Module) -> list[LayerSummary]:
     """Describe the state of every layer of a model.
 
     Raises:
@@ -85,7 +83,7 @@ class LayerWrites:
 
 @torch.no_grad()
 def stream_writes(
-    model: Any, input_ids: Tensor, since: MemoryState | None = None, expected: MemoryState | None = None
+    model: nn.Module, input_ids: Tensor, since: MemoryState | None = None, expected: MemoryState | None = None
 ) -> dict[int, LayerWrites]:
     """Run a model on a text and tell what became of its writes, by the number of the SDM block.
 

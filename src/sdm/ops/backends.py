@@ -37,7 +37,7 @@ class Backend:
     name: str
     run: Callable[[Any], Any]
     """Serves a call."""
-    step_: Any = None
+    step_: Callable[[Any], Any] | None = None
     """Serves a call of a single step, if it can."""
     device: str | tuple[str, ...] | None = None
     """The kinds of device that it works on; None is any."""
@@ -47,7 +47,7 @@ class Backend:
     """Why it cannot serve a call on its device, if so."""
     says_missing: bool = False
     """Whether calls on its device are told that it is missing, unless the import says it or nobody expects it."""
-    run_: Any = None
+    run_: Callable[[Any], Any] | None = None
     """Serves a call over time that changes the state in place, if it can."""
     onnx: bool = False
     """Whether ONNX has all of the operations that it is made of."""
@@ -96,6 +96,7 @@ def serve(op: str, name: str, call: Call) -> Any:
             if slower_than:
                 _say_once(f'backend "{backend.name}", slower than {slower_than}')
             kind = backend.step_ if call.single_step else backend.run_ if call.in_place else backend.run
+            assert kind is not None
             return kind(call)
         if not auto:
             able = [other.name for other in backends if other.unsupported_reason(call, named=False) is None]

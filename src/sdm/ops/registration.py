@@ -40,7 +40,7 @@ def register(
     """Define the op `sdm::<schema>` for CPUs. `fake` makes its outputs, but for the numbers in them."""
     name = schema[: schema.index("(")]
 
-    def checked_fake(*arguments: Any) -> Any:
+    def checked_fake(*arguments: object) -> object:
         check_one_device(*arguments)
         return fake(*arguments)
 

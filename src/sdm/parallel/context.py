@@ -13,7 +13,6 @@ from __future__ import annotations
 import itertools
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -33,8 +32,8 @@ from sdm.layers import (
     TokenShift,
 )
 from sdm.layers.full_attention import attend_blocks
+from sdm.layers.interface import Streams, documents_of, streams_of
 from sdm.layers.recurrent_layer import RecurrentLayer
-from sdm.layers.streams import Streams, documents_of, streams_of
 from sdm.models.likelihood import IGNORED
 from sdm.parallel.channels import SplitMemory
 from sdm.parallel.collectives import Group, all_to_all, gather_time, tokens_before
@@ -230,7 +229,11 @@ class SlicedProductKeys(_OnSlices, ProductKeyMemory):
 
 
 def _over_heads(
-    rule: Callable[..., Any], tokens: tuple[Tensor, ...], group: Group, initial_state: Tensor | None, **options: Any
+    rule: Callable[..., tuple[Tensor, Tensor | None]],
+    tokens: tuple[Tensor, ...],
+    group: Group,
+    initial_state: Tensor | None,
+    **options: object,
 ) -> Tensor:
     """A rule on tokens [B,T/P,H,...]: slices of time become slices of heads, and after it slices of time again."""
     if initial_state is not None:
@@ -264,26 +267,29 @@ class SlicedFullAttention(_OnSlices, FullAttention):
         return self._output(x, torch.cat(mixed, dim=2).transpose(1, 2) if mixed else query.transpose(1, 2))
 
 
-def _becomes(kind: type[_OnSlices]) -> Callable[[Any, Group], None]:
+def _becomes(kind: type[_OnSlices]) -> Callable[[nn.Module, Group], None]:
     """A layer becomes one on slices in place: its parameters must stay where others hold them, as with FSDP."""
 
-    def split(layer: Any, group: Group) -> None:
+    def split(layer: nn.Module, group: Group) -> None:
         layer.__class__ = kind
+        assert isinstance(layer, _OnSlices)
         layer.context_group = group
 
     return split
 
 
-def _split_memory(layer: Any, group: Group) -> None:
+def _split_memory(layer: nn.Module, group: Group) -> None:
+    assert isinstance(layer, SparseDeltaMemory)
     SplitMemory.of(layer).context_group = group
 
 
-def _split_shifted(layer: Any, group: Group) -> None:
+def _split_shifted(layer: nn.Module, group: Group) -> None:
+    assert isinstance(layer, ShiftedKeys)
     _becomes(SlicedShiftedKeys)(layer, group)
     _SPLIT[_kind(layer.layer) or type(None)](layer.layer, group)  # type: ignore[index]
 
 
-_SPLIT: dict[type[nn.Module], Callable[[Any, Group], None]] = {
+_SPLIT: dict[type[nn.Module], Callable[[nn.Module, Group], None]] = {
     SlidingWindowAttention: _becomes(SlicedWindow),
     TokenShift: _becomes(SlicedShift),
     ShiftedKeys: _split_shifted,

@@ -19,11 +19,9 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from sdm.data.config import CorpusConfig, RetrievalConfig, TextConfig
+from sdm.data.config import CorpusConfig, RetrievalConfig, TextConfig, open_data
 from sdm.data.corpus import open_corpus
-from sdm.data.errors import DataError
-from sdm.data.loader import open_data
-from sdm.errors import UserError
+from sdm.errors import DataError, TrainingError, UserError
 from sdm.evaluation.eval_model import open_model
 from sdm.evaluation.measurement import Measurement
 from sdm.evaluation.registry import MEASUREMENTS, find
@@ -36,7 +34,6 @@ from sdm.reproduce.pool import Pool
 from sdm.run import Run
 from sdm.run.config import TrainConfig
 from sdm.run.config_file import from_json, to_json
-from sdm.run.errors import TrainingError
 from sdm.run.folder import changed_fields
 from sdm.run.model import SavedModel
 

@@ -22,7 +22,7 @@ from sdm.data.config import CorpusConfig
 from sdm.errors import UserError
 from sdm.evaluation.ruler.measurement import LENGTHS
 from sdm.models import cost
-from sdm.models.ladder import LEVELS
+from sdm.models.cost import LEVELS
 from sdm.plan import ACCELERATORS, Plan, Workload, make_plan
 from sdm.reproduce.recipes.paper import BATCH_TOKENS, LENGTH, PAPER_TOKENS, ladder, lengthen, paper_steps
 from sdm.run import Run

@@ -6,20 +6,21 @@
 from __future__ import annotations
 
 import copy
+from operator import methodcaller
 from pathlib import Path
 from typing import Any
 
 from torch import nn
+from transformers import PreTrainedModel
 
 from sdm.data.tokenization import Tokenizer, load_tokenizer
-from sdm.errors import UserError
+from sdm.errors import TrainingError, UserError
 from sdm.files import explained
 from sdm.models.attention_window import BANDED
 from sdm.models.causal_lm import load_foreign_model
 from sdm.models.graft import graft, ungraft
 from sdm.models.saved_folder import CONFIG
-from sdm.run.adapt import AdaptConfig
-from sdm.run.errors import TrainingError
+from sdm.run.config import AdaptConfig
 from sdm.run.folder import EXPORT
 
 # Settings that are arguments of sdm.graft.
@@ -29,7 +30,7 @@ _GRAFT = (
 )
 
 
-def build_adapted(config: AdaptConfig, vocab_size: int, tokenizer: Tokenizer | None = None) -> Any:
+def build_adapted(config: AdaptConfig, vocab_size: int, tokenizer: Tokenizer | None = None) -> PreTrainedModel:
     """Return the model as it is before the first step, on the CPU. Random weights are drawn from torch's generator.
 
     Args:
@@ -41,7 +42,7 @@ def build_adapted(config: AdaptConfig, vocab_size: int, tokenizer: Tokenizer | N
         TrainingError: there is no base, or it does not fit the data or the method.
     """
     model = _base(config, vocab_size, tokenizer)
-    rows = model.get_input_embeddings().weight.shape[0]
+    rows = len(model.get_input_embeddings().get_parameter("weight"))
     if rows < vocab_size:
         raise TrainingError(
             f"adapt.base: the model has {rows} embeddings, fewer than the {vocab_size} tokens of the data: the "
@@ -59,7 +60,7 @@ def build_adapted(config: AdaptConfig, vocab_size: int, tokenizer: Tokenizer | N
     return _with_lora(model, config.lora_rank) if config.method == "lora" else model
 
 
-def teacher_of(config: AdaptConfig, model: Any) -> nn.Module | None:
+def teacher_of(config: AdaptConfig, model: PreTrainedModel) -> nn.Module | None:
     """Return a frozen copy of the base to distill from, if training changes it; None: `model` without its memories."""
     if not config.distill or config.freeze_base:
         return None
@@ -76,7 +77,7 @@ def base_folder(config: AdaptConfig) -> Path:
     return folder
 
 
-def _base(config: AdaptConfig, vocab_size: int, tokenizer: Tokenizer | None) -> Any:
+def _base(config: AdaptConfig, vocab_size: int, tokenizer: Tokenizer | None) -> PreTrainedModel:
     if config.scratch is not None:
         return _from_scratch(config.scratch, vocab_size, None if tokenizer is None else tokenizer.eos_id)
     folder = base_folder(config)
@@ -91,7 +92,7 @@ def _base(config: AdaptConfig, vocab_size: int, tokenizer: Tokenizer | None) -> 
         raise TrainingError(f"adapt.base: {error}") from error
 
 
-def _from_scratch(given: dict[str, bool | int | float | str], vocab_size: int, eos_id: int | None) -> Any:
+def _from_scratch(given: dict[str, bool | int | float | str], vocab_size: int, eos_id: int | None) -> PreTrainedModel:
     from transformers import AutoConfig, AutoModelForCausalLM
 
     ends: dict[str, Any] = {"bos_token_id": eos_id, "eos_token_id": eos_id, "pad_token_id": None}
@@ -103,7 +104,7 @@ def _from_scratch(given: dict[str, bool | int | float | str], vocab_size: int, e
         return AutoModelForCausalLM.from_config(AutoConfig.for_model(kind, **values))
 
 
-def _with_lora(model: Any, rank: int) -> Any:
+def _with_lora(model: PreTrainedModel, rank: int) -> Any:
     try:
         from peft import LoraConfig, get_peft_model
     except ImportError as error:
@@ -111,6 +112,6 @@ def _with_lora(model: Any, rank: int) -> Any:
     return get_peft_model(model, LoraConfig(r=rank, lora_alpha=2 * rank, target_modules="all-linear", lora_dropout=0.0))
 
 
-def for_export(model: Any) -> Any:
+def for_export(model: PreTrainedModel) -> PreTrainedModel:
     """Return a model that transformers saves and loads: adapters are merged into a copy of the base."""
-    return copy.deepcopy(model).merge_and_unload() if hasattr(model, "merge_and_unload") else model
+    return methodcaller("merge_and_unload")(copy.deepcopy(model)) if hasattr(model, "merge_and_unload") else model

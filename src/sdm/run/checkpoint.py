@@ -33,11 +33,19 @@ from torch.distributed.checkpoint.api import CheckpointException
 from torch.distributed.checkpoint.filesystem import FileSystem
 from torch.distributed.checkpoint.hf_storage import HuggingFaceStorageReader, HuggingFaceStorageWriter
 
-from sdm.errors import RankError
-from sdm.files import DamagedFile, new_folder, read_json, remove_folder, remove_leftovers, write_json
-from sdm.models.manifest import MANIFEST, file_entry, read_manifest
+from sdm.errors import RankError, TrainingError
+from sdm.files import (
+    MANIFEST,
+    DamagedFile,
+    file_entry,
+    new_folder,
+    read_json,
+    read_manifest,
+    remove_folder,
+    remove_leftovers,
+    write_json,
+)
 from sdm.ranks import ALONE, Ranks
-from sdm.run.errors import TrainingError
 
 FORMAT = 1
 STATE = "state.json"

@@ -8,11 +8,10 @@ import typing
 from pathlib import Path
 from typing import Any, TypeVar, cast
 
-from sdm.errors import UserError
+from sdm.errors import TrainingError, UserError
 from sdm.files import DamagedFile, Json, read_json, write_json
 from sdm.models.model_config import ModelConfig
 from sdm.run.config import TrainConfig
-from sdm.run.errors import TrainingError
 
 _T = TypeVar("_T")
 KIND = "kind"  # which of several classes a section is

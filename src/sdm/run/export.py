@@ -6,23 +6,30 @@ import contextlib
 import re
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import torch
 from safetensors import SafetensorError
 from safetensors.torch import save_file
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
+from transformers import PreTrainedModel
 
 from sdm.data.tokenization import Tokenizer
-from sdm.errors import RankError
-from sdm.files import DamagedFile, new_folder, read_json, remove_leftovers, write_json
+from sdm.errors import RankError, TrainingError
+from sdm.files import (
+    MANIFEST,
+    DamagedFile,
+    new_folder,
+    read_json,
+    read_manifest,
+    remove_leftovers,
+    write_json,
+    write_manifest,
+)
 from sdm.models import SDMConfig, SDMForCausalLM
-from sdm.models.manifest import MANIFEST, read_manifest, write_manifest
 from sdm.models.saved_folder import CHAT_TEMPLATE, INDEX, WEIGHTS, no_progress_bar, write_chat_template
 from sdm.ranks import ALONE, Ranks
 from sdm.run.adapted_model import for_export
-from sdm.run.errors import TrainingError
 
 _WRITTEN = (
     "config.json",
@@ -40,7 +47,7 @@ _PART = re.compile(r"model(-\d{5}-of-\d{5})?\.safetensors")
 
 
 def export_model(
-    model: Any,
+    model: PreTrainedModel,
     tokenizer: Tokenizer | None,
     folder: Path,
     ranks: Ranks = ALONE,
@@ -94,7 +101,7 @@ def export_model(
     return folder
 
 
-def _save_sharded(model: SDMForCausalLM, tensors: dict[str, Tensor], folder: Path, ranks: Ranks) -> None:
+def _save_sharded(model: PreTrainedModel, tensors: dict[str, Tensor], folder: Path, ranks: Ranks) -> None:
     """Write what `model.save_pretrained(folder)` writes, by all ranks; no rank ever holds all weights.
 
     The weights are divided into files of bounded size. The ranks gather one tensor after the other; the rank whose file
@@ -128,7 +135,7 @@ def assign_files(tensors: dict[str, Tensor], largest: int) -> dict[str, list[str
     return {f"model-{i:05d}-of-{len(groups):05d}.safetensors": names for i, names in enumerate(groups, 1)}
 
 
-def _write_rest(model: SDMForCausalLM, tensors: dict[str, Tensor], places: dict[str, str], folder: Path) -> None:
+def _write_rest(model: PreTrainedModel, tensors: dict[str, Tensor], places: dict[str, str], folder: Path) -> None:
     if len(set(places.values())) > 1:
         total = sum(_nbytes(x) for x in tensors.values())
         write_json(folder / INDEX, {"metadata": {"total_size": total}, "weight_map": places})

@@ -10,13 +10,12 @@ from pathlib import Path
 from typing import Any
 
 from sdm.data.tokenization import Tokenizer, keep_tokenizer
-from sdm.files import new_folder, parse_json, remove_leftovers, write_bytes
-from sdm.models.manifest import file_entries, file_entry
+from sdm.errors import TrainingError
+from sdm.files import file_entries, file_entry, new_folder, parse_json, remove_leftovers, write_bytes
 from sdm.ranks import ALONE, Ranks
 from sdm.run.checkpoint import CheckpointStore
 from sdm.run.config import TrainConfig
 from sdm.run.config_file import differences, from_json, read_config, to_json, write_config
-from sdm.run.errors import TrainingError
 
 CONFIG, CHECKPOINTS, TOKENIZER, EXPORT = "run.json", "checkpoints", "tokenizer", "export"
 METRICS, FIGURES = "metrics.jsonl", "figures"

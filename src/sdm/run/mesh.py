@@ -10,8 +10,7 @@ import math
 from dataclasses import astuple, dataclass
 from typing import TYPE_CHECKING
 
-from sdm.errors import check_size
-from sdm.run.errors import TrainingError
+from sdm.errors import TrainingError, check_size
 
 if TYPE_CHECKING:
     from sdm.models import SDMConfig

@@ -6,17 +6,16 @@ import logging
 from pathlib import Path
 from typing import Any
 
-from sdm.data.config import TextConfig
-from sdm.data.loader import open_data
+from sdm.data.config import TextConfig, open_data
 from sdm.data.tokenization import Tokenizer, load_tokenizer
-from sdm.models import SDMConfig, SDMForCausalLM, example
+from sdm.errors import TrainingError
+from sdm.files import check_manifest
+from sdm.models import SDMConfig, SDMForCausalLM
 from sdm.models.causal_lm import load_foreign_model
 from sdm.models.fingerprint import architecture
-from sdm.models.manifest import check_manifest
-from sdm.models.saved_folder import CONFIG, load_config, load_model
+from sdm.models.saved_folder import CONFIG, EXAMPLE_FOLDER, EXAMPLE_NAME, load_config, load_model
 from sdm.run.adapted_model import build_adapted
 from sdm.run.config import TrainConfig
-from sdm.run.errors import TrainingError
 from sdm.run.export import export_model, model_tensors
 from sdm.run.folder import EXPORT, Run
 
@@ -39,8 +38,8 @@ class SavedModel:
     """
 
     def __init__(self, path: Path) -> None:
-        if path == Path(example.NAME) and not path.exists():
-            path = example.FOLDER
+        if path == Path(EXAMPLE_NAME) and not path.exists():
+            path = EXAMPLE_FOLDER
         self.path = path
         run = Run(path)
         self._run = run if run.exists() and not run.is_finished() else None

@@ -13,7 +13,7 @@ import torch
 from torch.distributed.checkpoint.stateful import Stateful
 
 from sdm.run.config import GuardConfig
-from sdm.run.errors import TrainingStopped
+from sdm.signals import TrainingStopped
 from sdm.training.parallel import local
 
 WINDOW = 100

@@ -1,4 +1,4 @@
-"""Metrics: the statistics of memories, metrics.jsonl, and displays."""
+"""Metrics and samples of a run: the statistics of memories, metrics.jsonl, displays, and text that the model writes."""
 
 from __future__ import annotations
 
@@ -13,13 +13,15 @@ from typing import TYPE_CHECKING, Any, Protocol
 import torch
 from torch import nn
 
+from sdm.data.tokenization import Tokenizer
+from sdm.errors import TrainingError
 from sdm.files import write_bytes
 from sdm.layers import SparseDeltaMemory
-from sdm.layers.memory_statistics import LayerStatistics, observed
+from sdm.layers.memory_statistics import LayerStatistics, evaluating, observed
+from sdm.models import SDMForCausalLM
 from sdm.ops.sparse_delta_rule.inputs import Tokens
 from sdm.run import Run
 from sdm.run.config import MonitorConfig
-from sdm.run.errors import TrainingError
 from sdm.run.folder import step_of
 from sdm.signals import silence
 from sdm.training.parallel import Parallel
@@ -29,6 +31,7 @@ if TYPE_CHECKING:
     from torch.utils.tensorboard import SummaryWriter
 
 Metrics = Mapping[str, float | int]
+SAMPLE_TOKENS, SAMPLE_TEMPERATURE = 64, 0.8
 STEP_TOKENS = 16_384  # of a single step: enough for stable shares of memories that a small machine holds
 
 
@@ -256,3 +259,30 @@ def _wandb(project: str, folder: Path) -> Any:
     except ImportError as error:
         raise TrainingError("monitor.wandb needs wandb: pip install 'sparse-delta-memory[wandb]'") from error
     return wandb.init(project=project, name=folder.name, dir=str(folder), resume="allow", id=folder.name)
+
+
+def sample_text(model: SDMForCausalLM, tokenizer: Tokenizer, seed: int, tokens: int = SAMPLE_TOKENS) -> str:
+    """Let a model write the beginning of a document. The weights, buffers and random numbers of the run stay.
+
+    Args:
+        model: the model, on any device, in training mode or not.
+        tokenizer: of the model's data.
+        seed: decides the sample.
+        tokens: length of the sample at most.
+    """
+    generating: Any = model  # transformers types the method for its own classes alone
+    device = next(model.parameters()).device
+    devices = [device] if device.type == "cuda" else []
+    with evaluating(model), torch.random.fork_rng(devices), torch.no_grad():
+        torch.manual_seed(seed)
+        written = generating.generate(
+            torch.tensor([[tokenizer.eos_id]], device=device),
+            attention_mask=torch.ones(1, 1, dtype=torch.int64, device=device),
+            max_new_tokens=tokens,
+            do_sample=True,
+            temperature=SAMPLE_TEMPERATURE,
+            top_k=0,
+            use_cache=True,
+            pad_token_id=tokenizer.eos_id,
+        )
+    return tokenizer.decode(written[0, 1:].tolist())

@@ -24,14 +24,13 @@ from torch.distributed.fsdp import FSDPModule, fully_shard, register_fsdp_forwar
 from torch.distributed.tensor import DTensor, Shard
 
 from sdm import __version__
-from sdm.data.batch import IGNORED, Batch, BatchSource
-from sdm.data.loader import rows_of_rank
+from sdm.data.batch import IGNORED, Batch, BatchSource, rows_of_rank
+from sdm.errors import TrainingError
 from sdm.models import SDMForCausalLM
 from sdm.parallel import ChannelShard, TimeSlice, from_full_, shard_dim, split_channels, split_time, to_full
 from sdm.ranks import ALONE, Ranks, join, world_size
 from sdm.run.config import TrainConfig
 from sdm.run.config_file import differences, to_json
-from sdm.run.errors import TrainingError
 from sdm.run.mesh import ONE, Mesh, resolve
 
 # Settings that may differ between machines.

@@ -13,8 +13,7 @@ import torch
 from torch import Tensor, nn
 from torch.distributed.checkpoint.stateful import Stateful
 
-from sdm.data.batch import BatchSource
-from sdm.data.loader import Batches
+from sdm.data.batch import Batches, BatchSource
 from sdm.models.causal_lm import carried_layers
 from sdm.models.likelihood import States
 from sdm.run.checkpoint import CheckpointStore

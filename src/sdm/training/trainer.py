@@ -25,8 +25,8 @@ from torch import Tensor
 from torch.distributed.checkpoint.stateful import Stateful
 
 from sdm.data.batch import Batch, BatchSource
-from sdm.data.config import CorpusConfig, TextConfig
-from sdm.data.loader import open_data
+from sdm.data.config import CorpusConfig, TextConfig, open_data
+from sdm.errors import TrainingError
 from sdm.files import remove_leftovers
 from sdm.layers.memory_statistics import evaluating
 from sdm.models.causal_lm import causal_nll
@@ -36,17 +36,15 @@ from sdm.run.adapted_model import teacher_of
 from sdm.run.checkpoint import CheckpointError, verify
 from sdm.run.config import TrainConfig
 from sdm.run.config_file import to_json
-from sdm.run.errors import TrainingError, TrainingStopped
 from sdm.run.export import check_replaceable, export_model
 from sdm.run.folder import TOKENIZER
 from sdm.run.model import load_weights, new_model
-from sdm.signals import Interrupted, PostponedSignals, silence
-from sdm.training import memory_estimate, time_estimate
+from sdm.signals import Interrupted, PostponedSignals, TrainingStopped, silence
+from sdm.training import estimate
 from sdm.training.guards import Guard
-from sdm.training.monitor import STEP_TOKENS, MemoryMonitor, Monitor, NoMonitor
+from sdm.training.monitor import STEP_TOKENS, MemoryMonitor, Monitor, NoMonitor, sample_text
 from sdm.training.optimizer import create_moments, learning_rate_factor, make_optimizer, set_learning_rate
 from sdm.training.parallel import check_rank_consistency, data_identity, process_identity, start
-from sdm.training.sampling import sample_text
 from sdm.training.train_state import (
     DataState,
     ModelState,
@@ -113,7 +111,7 @@ class Trainer:
         if config.adapt is None:
             eos_id = None if self.tokenizer is None else self.tokenizer.eos_id
             model_config = config.model.build(self.data.vocab_size, eos_id)
-            needs = lambda: memory_estimate.check(config, model_config, self.data, self.device, self.parallel.mesh)  # noqa: E731
+            needs = lambda: estimate.check_memory(config, model_config, self.data, self.device, self.parallel.mesh)  # noqa: E731
             self._info(self.ranks.gather_call(needs)[0])
 
         self.model = self._build()
@@ -173,10 +171,10 @@ class Trainer:
             with self._separate_streams():
                 return self._loss(self.parallel.slice(piece), max(piece.num_targets, 1), 0)
 
-        seconds = time_estimate.seconds_of_run(
+        seconds = estimate.seconds_of_run(
             self.config, self.model, self.data, loss, max(len(self._pieces[0]), 1), len(self._pieces), self.ranks
         )
-        return time_estimate.about(seconds)
+        return estimate.about(seconds)
 
     def _open(self, split: str) -> BatchSource:
         """One split of the data. A run that is continued keeps its tokenizer, whatever became of its source."""

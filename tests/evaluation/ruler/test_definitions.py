@@ -9,8 +9,8 @@ from itertools import pairwise
 
 import pytest
 
+from sdm.data.retrieval_rows import single_words, split_sentences, word_lists
 from sdm.data.tokenization import ByteTokenizer
-from sdm.data.words import single_words, split_sentences, word_lists
 from sdm.evaluation.ruler.aggregation import counts
 from sdm.evaluation.ruler.generator import Generator, counter
 from sdm.evaluation.ruler.questions import MadeQuestions

@@ -22,7 +22,7 @@ from sdm.ops.sparse_delta_rule.inputs import Tokens
 from sdm.ops.sparse_delta_rule.triton import ROUNDING_LIMIT, sparse_delta_rule_triton
 from sdm.ops.sparse_delta_rule.triton.host import Plan, Problem, backward, forward
 from sdm.ops.sparse_delta_rule.triton.layout import BACKWARD, FORWARD, Layout, chosen
-from sdm.ops.triton.availability import interpreting
+from sdm.ops.triton.backend import interpreting
 from sdm.ops.triton.launch import record
 
 pytest.importorskip("triton", reason="Triton is not installed (pip install triton)")

@@ -19,9 +19,8 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from sdm.data.errors import require
 from sdm.data.sources import read_lines
-from sdm.errors import UserError
+from sdm.errors import UserError, require
 from sdm.files import explained, parse_json
 
 if TYPE_CHECKING:

@@ -13,8 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from sdm.data.errors import require
-from sdm.errors import UserError, check_not_negative, check_size
+from sdm.errors import UserError, check_not_negative, check_size, require
 from sdm.evaluation.eval_model import EvalModel
 from sdm.evaluation.harness.tasks import PAPER, Loaded, load
 from sdm.evaluation.measurement import Measurement, Pairs, Plan, Result, Unit

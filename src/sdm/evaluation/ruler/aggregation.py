@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from itertools import takewhile
 
 from sdm.data.randomness import Permutation
-from sdm.data.words import single_words
+from sdm.data.retrieval_rows import single_words
 from sdm.errors import UserError
 from sdm.evaluation.ruler.text import compounds
 

@@ -14,9 +14,9 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any, Protocol
 
-from sdm.data.errors import DataError
 from sdm.data.randomness import Permutation, hash_of
-from sdm.data.words import word_lists
+from sdm.data.retrieval_rows import word_lists
+from sdm.errors import DataError
 from sdm.evaluation.ruler.text import plain_text, read_json_file
 from sdm.files import Json
 

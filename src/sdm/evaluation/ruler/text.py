@@ -12,9 +12,9 @@ from functools import cache, cached_property
 from pathlib import Path
 from typing import Any
 
-from sdm.data.errors import DataError
+from sdm.data.retrieval_rows import single_words, split_sentences, word_lists
 from sdm.data.sources import open_source
-from sdm.data.words import single_words, split_sentences, word_lists
+from sdm.errors import DataError
 from sdm.files import Json, open_regular
 
 NOISE = "The grass is green. The sky is blue. The sun is yellow. Here we go. There and back again."

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
-from typing import Any
+from typing import TYPE_CHECKING
 
 import torch
 from vllm.v1.attention.backend import (
@@ -15,6 +15,10 @@ from vllm.v1.attention.backend import (
 )
 
 from sdm.integrations.vllm.pool import Span, spans_of
+
+if TYPE_CHECKING:
+    from vllm.config import VllmConfig
+    from vllm.v1.kv_cache_interface import KVCacheSpec
 
 
 @dataclasses.dataclass
@@ -32,7 +36,9 @@ class SDMMetadataBuilder(AttentionMetadataBuilder[SDMMetadata]):
     _cudagraph_support = AttentionCGSupport.NEVER
     supports_update_block_table = False
 
-    def __init__(self, kv_cache_spec: Any, layer_names: list[str], vllm_config: Any, device: torch.device) -> None:
+    def __init__(
+        self, kv_cache_spec: KVCacheSpec, layer_names: list[str], vllm_config: VllmConfig, device: torch.device
+    ) -> None:
         super().__init__(kv_cache_spec, layer_names, vllm_config, device)  # which vLLM declares abstract
 
     def build(
@@ -40,7 +46,7 @@ class SDMMetadataBuilder(AttentionMetadataBuilder[SDMMetadata]):
         common_prefix_len: int,
         common_attn_metadata: CommonAttentionMetadata,
         fast_build: bool = False,
-        **_: Any,
+        **_: object,
     ) -> SDMMetadata:
         """Return the metadata of one step."""
         given, size = common_attn_metadata, self.kv_cache_spec.block_size

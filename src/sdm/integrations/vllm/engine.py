@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING
 
 from vllm import ModelRegistry
 from vllm.logger import init_logger
@@ -12,6 +12,9 @@ from vllm.v1.attention.backends.registry import MambaAttentionBackendEnum, regis
 from sdm.integrations.vllm import ARCHITECTURE
 from sdm.integrations.vllm.spec import register_spec
 
+if TYPE_CHECKING:
+    from vllm.config import VllmConfig
+
 logger = init_logger("vllm.plugins.sdm")  # vLLM shows its own loggers only
 
 
@@ -19,7 +22,7 @@ class SDMOptions(VerifyAndUpdateConfig):
     """Refuses the options that would give wrong tokens, and turns prefix caching off unless it is asked for."""
 
     @classmethod
-    def verify_and_update_config(cls, vllm_config: Any) -> None:
+    def verify_and_update_config(cls, vllm_config: VllmConfig) -> None:
         """Check the engine's options.
 
         Raises:
@@ -45,7 +48,7 @@ class SDMOptions(VerifyAndUpdateConfig):
             cache.prefix_cache_retention_interval = None  # sliding windows keep what states of prefixes need
 
 
-def prefix_caching(additional_config: Any) -> bool:
+def prefix_caching(additional_config: object) -> bool:
     """Return whether the engine's `additional_config` asks for states of prefixes.
 
     Raises:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Iterable
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
@@ -26,7 +26,7 @@ from vllm.v1.attention.backends.registry import MambaAttentionBackendEnum
 
 from sdm.integrations.vllm.pool import Span, StatePool, rows_within
 from sdm.integrations.vllm.spec import SDMSpec
-from sdm.layers import GatedMLP
+from sdm.layers import GatedMLP, SequenceLayer
 from sdm.layers.attention import GatedAttention
 from sdm.models import SDMConfig
 from sdm.models.layer_types import LAYER_TYPES
@@ -67,7 +67,7 @@ class PooledMixer(nn.Module, MambaBase):
 
     def __init__(self, layer: nn.Module, vllm_config: VllmConfig, prefix: str) -> None:
         super().__init__()
-        self.layer: Any = layer
+        self.layer = cast(SequenceLayer, layer)
         self.prefix = prefix
         self.num_rows = 1  # set once the states of all layers are counted
         self.pool: StatePool | None = None
@@ -102,7 +102,7 @@ class PooledMixer(nn.Module, MambaBase):
         fields["mamba_cache_mode"] = "align" if caching else "none"  # blocks of tokens have hashes of their own
         return SDMSpec(**fields, num_rows=self.num_rows)
 
-    def bind_kv_cache(self, kv_cache: Any) -> None:
+    def bind_kv_cache(self, kv_cache: object) -> None:
         """Allocate the pool, when vLLM has allocated its pages."""
         super().bind_kv_cache(kv_cache)
         self.pool = StatePool(self.layer, self.num_rows)
@@ -198,9 +198,9 @@ class VllmForCausalLM(nn.Module, HasInnerState, IsHybrid):
         self,
         input_ids: Tensor | None,
         positions: Tensor,
-        intermediate_tensors: Any = None,
+        intermediate_tensors: object = None,
         inputs_embeds: Tensor | None = None,
-        **_: Any,
+        **_: object,
     ) -> Tensor:
         """The hidden states [tokens,hidden_size] of one step's tokens."""
         if inputs_embeds is None:
@@ -258,7 +258,7 @@ class VllmForCausalLM(nn.Module, HasInnerState, IsHybrid):
         )
 
 
-def state_gib(additional_config: Any) -> float:
+def state_gib(additional_config: object) -> float:
     """Return the memory for states that the engine's `additional_config` gives, in GiB.
 
     Raises:

@@ -12,12 +12,17 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Sequence
-from typing import Any
+from typing import TYPE_CHECKING
 
 from vllm.utils.math_utils import cdiv
 from vllm.v1.core.single_type_kv_cache_manager import MambaManager
 from vllm.v1.kv_cache_interface import MambaSpec
 from vllm.v1.kv_cache_spec_registry import KVCacheSpecRegistry
+
+if TYPE_CHECKING:
+    from vllm.config import VllmConfig
+    from vllm.v1.core.block_pool import BlockPool
+    from vllm.v1.core.kv_cache_utils import KVCacheBlock
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -26,11 +31,11 @@ class SDMSpec(MambaSpec):
 
     num_rows: int = 1
 
-    def max_memory_usage_bytes(self, vllm_config: Any) -> int:
+    def max_memory_usage_bytes(self, vllm_config: VllmConfig) -> int:
         """Return the bytes of vLLM's pages that a sequence needs at least."""
         return self.page_size_bytes
 
-    def max_num_blocks_per_req(self, vllm_config: Any, max_len: int) -> int:
+    def max_num_blocks_per_req(self, vllm_config: VllmConfig, max_len: int) -> int:
         """Return the length of a sequence's block table."""
         return cdiv(max_len, self.block_size)
 
@@ -38,7 +43,7 @@ class SDMSpec(MambaSpec):
 class SDMManager(MambaManager):
     """Gives sequences rows out of `num_rows`, and has the scheduler wait while all of them are in use."""
 
-    def __init__(self, kv_cache_spec: SDMSpec, block_pool: Any, **options: Any) -> None:
+    def __init__(self, kv_cache_spec: SDMSpec, block_pool: BlockPool, **options: object) -> None:
         super().__init__(kv_cache_spec, block_pool, **options)
         self.mamba_cache_mode = "none"  # what vLLM does for "align" is done here in another way
         # They are never given back: a block is idle when nobody but the manager refers to it.
@@ -46,7 +51,12 @@ class SDMManager(MambaManager):
         self._ends: dict[str, int] = {}  # tokens that the last block of a running sequence has the state of
 
     def get_num_blocks_to_allocate(
-        self, request_id: str, num_tokens: int, new_computed_blocks: Sequence[Any], *args: Any, **options: Any
+        self,
+        request_id: str,
+        num_tokens: int,
+        new_computed_blocks: Sequence[KVCacheBlock],
+        *args: object,
+        **options: object,
     ) -> int:
         """Return 0 when the sequence has a row or can have one; otherwise more blocks than there are: wait."""
         wait = self.block_pool.num_gpu_blocks + 1
@@ -58,7 +68,9 @@ class SDMManager(MambaManager):
             return 0
         return 0 if any(block is not hit for block in self._idle()) else wait
 
-    def allocate_new_blocks(self, request_id: str, num_tokens: int, *args: Any, **options: Any) -> list[Any]:
+    def allocate_new_blocks(
+        self, request_id: str, num_tokens: int, *args: object, **options: object
+    ) -> list[KVCacheBlock]:
         """Give the sequence a row for its state behind `num_tokens` tokens, and an idle one for the state to keep."""
         blocks, place = self.req_to_blocks[request_id], self._place(num_tokens)
         known, own = len(blocks), request_id in self._ends
@@ -79,14 +91,14 @@ class SDMManager(MambaManager):
         blocks.append(self._take() if mover is None else mover)
         return blocks[known:]
 
-    def remove_skipped_blocks(self, request_id: str, processed_computed_tokens: int, *args: Any) -> None:
+    def remove_skipped_blocks(self, request_id: str, processed_computed_tokens: int, *args: object) -> None:
         """Let go of the states before the one behind the processed tokens."""
         blocks = self.req_to_blocks.get(request_id, [])
         for place in range(min(len(blocks), max(0, self._place(processed_computed_tokens)))):
             self._release(blocks[place])
             blocks[place] = self._null_block
 
-    def pop_blocks_for_free(self, request_id: str) -> list[Any]:
+    def pop_blocks_for_free(self, request_id: str) -> list[KVCacheBlock]:
         """Take the blocks back; vLLM's own pool never gets them."""
         self._ends.pop(request_id, None)
         for block in super().pop_blocks_for_free(request_id):
@@ -97,13 +109,13 @@ class SDMManager(MambaManager):
         """Where in a table the state behind so many tokens is."""
         return cdiv(tokens, self.block_size) - 1
 
-    def _idle(self) -> list[Any]:
+    def _idle(self) -> list[KVCacheBlock]:
         return [block for block in self._blocks if block.ref_cnt == 1]
 
-    def _movable(self, block: Any) -> bool:
+    def _movable(self, block: KVCacheBlock) -> bool:
         return block.ref_cnt == 2  # no other sequence continues the state
 
-    def _take(self) -> Any:
+    def _take(self) -> KVCacheBlock:
         """Return an idle block: the first one without a state of a prefix, otherwise the least recently used one.
 
         Sequences in neighbouring rows are stepped together.
@@ -115,7 +127,7 @@ class SDMManager(MambaManager):
         block.ref_cnt += 1
         return block
 
-    def _release(self, block: Any) -> None:
+    def _release(self, block: KVCacheBlock) -> None:
         if not block.is_null:
             block.ref_cnt -= 1
             self._blocks.remove(block)

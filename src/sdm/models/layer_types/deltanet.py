@@ -6,8 +6,7 @@ from typing import TYPE_CHECKING
 from torch import nn
 
 from sdm.layers import GatedDeltaNet
-from sdm.models.layer_cost import LayerCost
-from sdm.models.layer_types.base import LayerType, derived
+from sdm.models.layer_types.base import LayerCost, LayerType, derived
 from sdm.models.layer_types.shared import (
     DenseMemoryFields,
     KeyAids,

@@ -6,8 +6,7 @@ from typing import TYPE_CHECKING
 from torch import nn
 
 from sdm.layers import GatedDeltaNet
-from sdm.models.layer_cost import LayerCost
-from sdm.models.layer_types.base import LayerType, check_numbers, derived
+from sdm.models.layer_types.base import LayerCost, LayerType, check_numbers, derived
 from sdm.models.layer_types.shared import (
     DecayFields,
     DenseMemoryFields,

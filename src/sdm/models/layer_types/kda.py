@@ -6,8 +6,7 @@ from typing import TYPE_CHECKING
 from torch import nn
 
 from sdm.layers import KimiDeltaAttention
-from sdm.models.layer_cost import LayerCost
-from sdm.models.layer_types.base import check_sizes, derived
+from sdm.models.layer_types.base import LayerCost, check_sizes, derived
 from sdm.models.layer_types.gdn import GatedDeltaNetType
 from sdm.models.layer_types.shared import DenseMemoryFields, KeyAids, shifted
 

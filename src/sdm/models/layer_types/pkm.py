@@ -8,8 +8,7 @@ from torch import nn
 
 from sdm.layers import ProductKeyMemory
 from sdm.layers.sizes import check_slots, default_slots
-from sdm.models.layer_cost import LayerCost, selection_flops
-from sdm.models.layer_types.base import LayerType, check_sizes, derived
+from sdm.models.layer_types.base import LayerCost, LayerType, check_sizes, derived, selection_flops
 
 if TYPE_CHECKING:
     from sdm.models.configuration import SDMConfig

@@ -7,8 +7,7 @@ from torch import nn
 
 from sdm.layers import Raven
 from sdm.layers.raven import default_slot_sizes
-from sdm.models.layer_cost import LayerCost
-from sdm.models.layer_types.base import LayerType, check_sizes, derived
+from sdm.models.layer_types.base import LayerCost, LayerType, check_sizes, derived
 from sdm.models.layer_types.shared import (
     KeyAids,
     check_key_aids,

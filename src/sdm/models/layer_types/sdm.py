@@ -8,8 +8,15 @@ from torch import nn
 
 from sdm.layers import SparseDeltaMemory
 from sdm.layers.sizes import check_slots, default_slots
-from sdm.models.layer_cost import LayerCost, selection_flops
-from sdm.models.layer_types.base import LayerType, check_choices, check_numbers, check_sizes, derived
+from sdm.models.layer_types.base import (
+    LayerCost,
+    LayerType,
+    check_choices,
+    check_numbers,
+    check_sizes,
+    derived,
+    selection_flops,
+)
 from sdm.models.layer_types.shared import (
     DecayFields,
     InitialStateFields,

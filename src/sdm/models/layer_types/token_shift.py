@@ -6,8 +6,7 @@ from typing import TYPE_CHECKING
 from torch import nn
 
 from sdm.layers import TokenShift
-from sdm.models.layer_cost import LayerCost
-from sdm.models.layer_types.base import LayerType
+from sdm.models.layer_types.base import LayerCost, LayerType
 
 if TYPE_CHECKING:
     from sdm.models.configuration import SDMConfig

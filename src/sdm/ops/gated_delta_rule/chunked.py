@@ -24,11 +24,10 @@ import torch
 from torch import Tensor
 
 from sdm.ops.backends import Backend
-from sdm.ops.channel_decay import ChannelDecay, segment_sums
 from sdm.ops.checks import check_decay, document_bounds, has_values
 from sdm.ops.gated_delta_rule.inputs import Tokens
 from sdm.ops.gated_delta_rule.reference import gated_delta_rule_reference, gated_delta_step_reference_
-from sdm.ops.sequences import Call
+from sdm.ops.sequences import Call, ChannelDecay, segment_sums
 
 CHUNK = 64
 

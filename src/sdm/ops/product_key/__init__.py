@@ -1,7 +1,7 @@
 """Product keys: the k best of N slots from 2 sqrt(N) scores.
 
 A slot is a pair (i1, i2) and scores `scores[i1] + scores[sqrt(N) + i2]`. The order among slots is total and the same
-for every backend: by the exact real sum, larger first, then by slot number, lower first. See `order.py`.
+for every backend: by the exact real sum, larger first, then by slot number, lower first. See `reference.py`.
 
 Shapes: n = sqrt(N) scores per half, k selected slots, P candidate pairs.
 """
@@ -11,9 +11,9 @@ from __future__ import annotations
 from torch import Tensor
 
 from sdm.ops.backends import BACKENDS, serve
+from sdm.ops.product_key.chunked import CHUNKED
 from sdm.ops.product_key.inputs import Call, check_scores
 from sdm.ops.product_key.native import NATIVE
-from sdm.ops.product_key.pruned import CHUNKED
 from sdm.ops.product_key.reference import REFERENCE
 from sdm.ops.product_key.triton import TRITON
 

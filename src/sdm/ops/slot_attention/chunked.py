@@ -20,9 +20,8 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from sdm.ops.backends import Backend
-from sdm.ops.channel_decay import ChannelDecay
 from sdm.ops.checks import check_decay, has_values
-from sdm.ops.sequences import Call, run_documents
+from sdm.ops.sequences import Call, ChannelDecay, run_documents
 from sdm.ops.slot_attention.inputs import Tokens
 from sdm.ops.slot_attention.reference import slot_attention_reference, slot_attention_step_reference_
 

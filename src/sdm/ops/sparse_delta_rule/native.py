@@ -10,7 +10,7 @@ the other writes.
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeAlias
 
 import torch
 from torch import Tensor
@@ -31,6 +31,10 @@ from sdm.ops.sparse_delta_rule.inputs import Tokens, check_shapes
 # How many units of rounding a row of the memory may take up in backward, relative to its size, before it is copied
 # instead of recovered by inversion; see the README of this op.
 ROUNDING_LIMIT = 192.0
+Argument: TypeAlias = Tensor | float | None
+"""What a registered op takes; integers and booleans are floats to a type checker."""
+_InPlace: TypeAlias = tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, bool]
+"""The tokens, and whether it is the slot rule."""
 
 
 def sparse_delta_rule_native(call: Call, rounding_limit: float = ROUNDING_LIMIT) -> tuple[Tensor, Tensor]:
@@ -254,7 +258,7 @@ class _Problem(NamedTuple):
         )
 
 
-def _empty_outputs(*arguments: Any) -> tuple[Tensor, Tensor, Tensor]:
+def _empty_outputs(*arguments: Argument) -> tuple[Tensor, Tensor, Tensor]:
     problem, (output_final_state, save_residual, *_) = _Problem.of(arguments)
     value = problem.tokens.value
     shape = (problem.sequences, value.shape[2], problem.num_slots, value.shape[3])
@@ -265,19 +269,19 @@ def _empty_outputs(*arguments: Any) -> tuple[Tensor, Tensor, Tensor]:
     return y, final_state, torch.empty_like(y) if has_residual else value.new_empty(0)
 
 
-def _forward(*arguments: Any) -> tuple[Tensor, Tensor, Tensor]:
+def _forward(*arguments: Argument) -> tuple[Tensor, Tensor, Tensor]:
     problem, _ = _Problem.of(arguments)
     y, final_state, residual = _empty_outputs(*arguments)
     problem.call("sparse_delta_rule_forward", y=y, residual=residual, final_state=final_state)
     return y, final_state, residual
 
 
-def _checked_forward(*arguments: Any) -> tuple[Tensor, Tensor, Tensor]:
+def _checked_forward(*arguments: Argument) -> tuple[Tensor, Tensor, Tensor]:
     _Problem.of(arguments)[0].check()
     return _forward(*arguments)
 
 
-def _empty_gradients(*arguments: Any) -> tuple[Tensor, ...]:
+def _empty_gradients(*arguments: Argument) -> tuple[Tensor, ...]:
     problem, (grad_initial, *_) = _Problem.of(arguments[3:])
     floats = [x for x in problem.tokens if x.is_floating_point()]
     if grad_initial and problem.initial_state is not None:
@@ -286,9 +290,10 @@ def _empty_gradients(*arguments: Any) -> tuple[Tensor, ...]:
     return *grads, *(floats[0].new_empty(0) for _ in range(6 - len(grads)))
 
 
-def _backward(*arguments: Any) -> tuple[Tensor, ...]:
-    grad_y, grad_final_state, residual = arguments[:3]
-    problem, (_, rounding_limit) = _Problem.of(arguments[3:])
+def _backward(
+    grad_y: Tensor | None, grad_final_state: Tensor | None, residual: Tensor | None, *arguments: Argument
+) -> tuple[Tensor, ...]:
+    problem, (_, rounding_limit) = _Problem.of(arguments)
     problem.check(bfloat16_state=False)
     value = problem.tokens.value
     if problem.slot_rule or value.numel() == 0:
@@ -300,7 +305,7 @@ def _backward(*arguments: Any) -> tuple[Tensor, ...]:
             check_shape(name, x, value.shape, "the shape of value")
     if grad_final_state is not None:
         check_shape("grad_final_state", grad_final_state, state, "[S,H,N,D]")
-    grads = _empty_gradients(*arguments)
+    grads = _empty_gradients(grad_y, grad_final_state, residual, *arguments)
     names = ("write_weight", "value", "beta", "log_decay", "read_weight", "initial_state")
     problem.call(
         "sparse_delta_rule_backward",
@@ -313,30 +318,30 @@ def _backward(*arguments: Any) -> tuple[Tensor, ...]:
     return grads
 
 
-def _step(state: Tensor, *arguments: Any) -> Tensor:
+def _step(state: Tensor, *arguments: *_InPlace) -> Tensor:
     check_shape("state", state, (None,) * 4, "[B,H,N,D]")
     check_kernel_state(state)
     _Problem(Tokens(*arguments[:7]), state, state.shape[2], None, arguments[7]).check(single_step=True)
     return _run_in_place(state, *arguments)
 
 
-def _checked_run_in_place(state: Tensor, *arguments: Any) -> Tensor:
+def _checked_run_in_place(state: Tensor, *arguments: *_InPlace) -> Tensor:
     check_shape("state", state, (None,) * 4, "[B,H,N,D]")
     check_kernel_state(state)
     _Problem(Tokens(*arguments[:7]), state, state.shape[2], None, arguments[7]).check(in_place=True)
     return _run_in_place(state, *arguments)
 
 
-def _run_in_place(state: Tensor, *arguments: Any) -> Tensor:
-    *token, slot_rule = arguments
-    problem = _Problem(Tokens(*token), state, state.shape[2], None, slot_rule)
-    y = _empty_output(state, *token)
+def _run_in_place(state: Tensor, *arguments: *_InPlace) -> Tensor:
+    tokens = Tokens(*arguments[:7])
+    problem = _Problem(tokens, state, state.shape[2], None, arguments[7])
+    y = _empty_output(state, *arguments)
     problem.call("sparse_delta_rule_forward", y=y, residual=None, final_state=state)
     mark_changed(state)
     return y
 
 
-def _empty_output(state: Tensor, *arguments: Any) -> Tensor:
+def _empty_output(state: Tensor, *arguments: *_InPlace) -> Tensor:
     return torch.empty_like(arguments[2], memory_format=torch.contiguous_format)
 
 

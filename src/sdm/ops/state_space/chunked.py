@@ -22,11 +22,10 @@ from torch import Tensor
 from torch.compiler import is_exporting
 
 from sdm.ops.backends import Backend
-from sdm.ops.channel_decay import segment_sums
 from sdm.ops.checks import check_decay, document_bounds
 from sdm.ops.gated_delta_rule.chunked import chunks_of_documents
 from sdm.ops.gated_delta_rule.inputs import Tokens
-from sdm.ops.sequences import Call
+from sdm.ops.sequences import Call, segment_sums
 from sdm.ops.state_space.reference import state_space_step_reference_
 
 CHUNK = 64

@@ -66,7 +66,7 @@ class Resources:
 
 def compiled(launch: Launch, target: Target) -> Any:
     """Triton's compiled kernel of this launch on the target; raises what Triton's compiler raises."""
-    if type(launch.kernel).__name__ == "InterpretedFunction":
+    if not isinstance(launch.kernel, triton.JITFunction):
         raise RuntimeError("the interpreter does not compile: start Python without TRITON_INTERPRET")
     arguments = {name: _stand_in(x) for name, x in launch.arguments.items()}
     with _driver_for(target):
@@ -96,7 +96,7 @@ class _StandIn:
         return 0 if self._near else 2**62
 
 
-def _stand_in(x: Any) -> Any:
+def _stand_in(x: object) -> object:
     return _StandIn(x) if isinstance(x, Pointer) else x
 
 

@@ -11,10 +11,10 @@ It may look at shapes, never at values: what would wait for the GPU raises on a 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager, nullcontext
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from typing import NamedTuple, Protocol
 
 import torch
 from torch import Tensor
@@ -23,6 +23,16 @@ from torch._subclasses.fake_tensor import FakeTensor
 NEAR = 2**31 - 1  # bytes
 ALIGNMENT = 16  # bytes; Triton compiles another kernel for pointers that are not multiples of it
 LARGEST_GRID = (2**31 - 1, 65535, 65535)  # of CUDA and ROCm
+
+
+class Kernel(Protocol):
+    """A function made by `triton.jit`, compiled or interpreted."""
+
+    __name__: str
+    arg_names: list[str]
+
+    def __getitem__(self, grid: tuple[int, ...]) -> Callable[..., object]:
+        """Return the function that launches the kernel over a grid."""
 
 
 class Pointer(NamedTuple):
@@ -38,11 +48,11 @@ class Pointer(NamedTuple):
 class Launch:
     """One launch of a kernel."""
 
-    kernel: Any
+    kernel: Kernel
     grid: tuple[int, ...]
-    arguments: dict[str, Any]
+    arguments: dict[str, object]
     """By the names of the kernel; a tensor is a Pointer."""
-    options: dict[str, Any] = field(default_factory=dict)
+    options: dict[str, object] = field(default_factory=dict)
     """num_warps, num_stages and the like."""
 
     @property
@@ -52,7 +62,7 @@ class Launch:
 
 
 _observers: list[Callable[[Launch], None]] = []
-_runners: list[Callable[[Launch, dict[str, Any]], None]] = []
+_runners: list[Callable[[Launch, dict[str, object]], None]] = []
 
 
 def recording() -> bool:
@@ -79,7 +89,7 @@ def record() -> Iterator[list[Launch]]:
 
 
 @contextmanager
-def run_with(runner: Callable[[Launch, dict[str, Any]], None]) -> Iterator[None]:
+def run_with(runner: Callable[[Launch, dict[str, object]], None]) -> Iterator[None]:
     """Hand each launch of a block to `runner`, with the kernel's arguments by name, instead of running it.
 
     An emulator of compiled kernels stands in for a GPU this way; calls on CPU tensors that name the backend are taken.
@@ -96,7 +106,7 @@ def replaced() -> bool:
     return bool(_runners)
 
 
-def launch(kernel: Any, grid: tuple[int, ...], *arguments: Any, **keywords: Any) -> None:
+def launch(kernel: Kernel, grid: tuple[int, ...], *arguments: object, **keywords: object) -> None:
     """`kernel[grid](*arguments, **keywords)`, on the device of its tensors. An empty grid is no launch."""
     if any(size == 0 for size in grid):
         return
@@ -123,8 +133,10 @@ def launch(kernel: Any, grid: tuple[int, ...], *arguments: Any, **keywords: Any)
         kernel[grid](*arguments, **keywords)
 
 
-def _describe(kernel: Any, grid: tuple[int, ...], arguments: tuple[Any, ...], keywords: dict[str, Any]) -> Launch:
-    named = dict(zip(kernel.arg_names, arguments, strict=False)) | keywords
+def _describe(
+    kernel: Kernel, grid: tuple[int, ...], arguments: tuple[object, ...], keywords: Mapping[str, object]
+) -> Launch:
+    named = {**dict(zip(kernel.arg_names, arguments, strict=False)), **keywords}
     described = {name: _argument(x) for name, x in named.items()}
     return Launch(
         kernel,
@@ -134,7 +146,7 @@ def _describe(kernel: Any, grid: tuple[int, ...], arguments: tuple[Any, ...], ke
     )
 
 
-def _argument(x: Any) -> Any:
+def _argument(x: object) -> object:
     if not isinstance(x, Tensor):
         return x
     # A tensor without memory lies where an allocator would put it, but for the start of a view.
@@ -144,7 +156,7 @@ def _argument(x: Any) -> Any:
     return Pointer(x.dtype, address % ALIGNMENT == 0, size <= NEAR)
 
 
-def _current_device(device: torch.device) -> Any:
+def _current_device(device: torch.device) -> AbstractContextManager[object]:
     """Kernels go to the current device, which is not always that of the tensors."""
     if device.type == "cuda" and device.index != torch.cuda.current_device():
         return torch.cuda.device(device)

@@ -12,8 +12,15 @@ from typing import Annotated, Any
 from typing_extensions import Doc
 
 from sdm.data.config import CorpusConfig
-from sdm.run.adapt import AdaptConfig
-from sdm.run.config import CheckpointConfig, ComputeConfig, MonitorConfig, OptimConfig, ScheduleConfig, TrainConfig
+from sdm.run.config import (
+    AdaptConfig,
+    CheckpointConfig,
+    ComputeConfig,
+    MonitorConfig,
+    OptimConfig,
+    ScheduleConfig,
+    TrainConfig,
+)
 
 LENGTH = 2048
 SHORT = 256

@@ -14,10 +14,10 @@ from typing import Annotated, Any, Literal
 from typing_extensions import Doc
 
 from sdm.data.config import CorpusConfig
+from sdm.errors import TrainingError
 from sdm.models import cost
 from sdm.models.model_config import ModelConfig
 from sdm.run.config import CheckpointConfig, ComputeConfig, MonitorConfig, OptimConfig, ScheduleConfig, TrainConfig
-from sdm.run.errors import TrainingError
 
 Architecture = Literal["sdm", "gdn", "full_attention", "mixed"]
 

@@ -12,10 +12,10 @@ from typing import Annotated, Literal
 from typing_extensions import Doc
 
 from sdm.data.config import CorpusConfig
+from sdm.errors import TrainingError
 from sdm.models.model_config import ModelConfig
 from sdm.reproduce.recipes.parameters import GlobalLayer
 from sdm.run.config import CheckpointConfig, ComputeConfig, MonitorConfig, OptimConfig, ScheduleConfig, TrainConfig
-from sdm.run.errors import TrainingError
 
 Width = Annotated[int, Doc("Width d of the model, a multiple of 32, the size of a head.")]
 Text = Annotated[

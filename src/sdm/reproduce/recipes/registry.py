@@ -13,7 +13,8 @@ from textwrap import fill
 from typing import Any
 
 from sdm.data.mad import MADTask
-from sdm.models.ladder import LEVELS
+from sdm.errors import TrainingError
+from sdm.models.cost import LEVELS
 from sdm.reproduce.recipes.facts import facts
 from sdm.reproduce.recipes.graft import graft
 from sdm.reproduce.recipes.mini import mini
@@ -23,7 +24,6 @@ from sdm.reproduce.recipes.retrieval import retrieval
 from sdm.reproduce.recipes.small_code import tiny_code, tiny_text
 from sdm.reproduce.recipes.tasks import mad, mqar, needle, rebinding, recall
 from sdm.run.config import TrainConfig
-from sdm.run.errors import TrainingError
 
 Recipe = Callable[..., TrainConfig]
 

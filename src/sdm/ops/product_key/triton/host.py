@@ -12,7 +12,7 @@ from torch import Tensor
 
 from sdm.ops.product_key.inputs import check_scores
 from sdm.ops.registration import Context
-from sdm.ops.triton.availability import interpreting
+from sdm.ops.triton.backend import interpreting
 from sdm.ops.triton.launch import launch
 
 LARGEST_TILE = 8192
@@ -55,7 +55,7 @@ def topk(scores: Tensor, k: int) -> tuple[Tensor, Tensor]:
     problem = unsupported_reason(scores, k)
     if problem:
         raise ValueError(problem)
-    from sdm.ops.product_key.triton.forward import rank_halves_kernel, select_kernel
+    from sdm.ops.product_key.triton.kernels import rank_halves_kernel, select_kernel
 
     scores = scores.contiguous()
     *lead, width = scores.shape
@@ -107,7 +107,7 @@ def topk_backward(grad_values: Tensor, index: Tensor, n: int, dtype: torch.dtype
             "index must be int64 and have the shape [..., k] of grad_values, "
             f"got {index.dtype} and shapes {list(index.shape)} and {list(grad_values.shape)}"
         )
-    from sdm.ops.product_key.triton.backward import gather_gradient_kernel
+    from sdm.ops.product_key.triton.kernels import gather_gradient_kernel
 
     *lead, k = index.shape
     rows = index.numel() // k

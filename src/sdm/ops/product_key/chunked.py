@@ -11,10 +11,10 @@ from torch import Tensor
 
 from sdm.ops.backends import Backend
 from sdm.ops.product_key.inputs import Call
-from sdm.ops.product_key.order import exact_sum, first_k, ranking_scores, values_at
+from sdm.ops.product_key.reference import exact_sum, first_k, ranking_scores, values_at
 
 
-def product_key_topk_pruned(call: Call) -> tuple[Tensor, Tensor]:
+def product_key_topk_chunked(call: Call) -> tuple[Tensor, Tensor]:
     """Serve a call in plain PyTorch, over the pairs that can be among the best k."""
     scores, k = call.in_full()
     n = scores.shape[-1] // 2
@@ -30,7 +30,7 @@ def product_key_topk_pruned(call: Call) -> tuple[Tensor, Tensor]:
     return values_at(scores, index), index
 
 
-CHUNKED = Backend("chunked", product_key_topk_pruned)
+CHUNKED = Backend("chunked", product_key_topk_chunked)
 
 
 def _candidate_ranks(n: int, k: int, device: torch.device) -> tuple[Tensor, Tensor]:

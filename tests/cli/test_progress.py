@@ -7,8 +7,8 @@ import io
 import pytest
 from rich.console import Console
 
-from sdm.cli import study_progress
-from sdm.cli.study_progress import make_progress, time_left
+from sdm.cli import progress
+from sdm.cli.progress import study_progress, time_left
 from sdm.reproduce.jobs import Job, JobStatus
 from sdm.run.config import ScheduleConfig
 from training.runs import recall_run
@@ -34,10 +34,10 @@ def test_time_left() -> None:
 
 @pytest.mark.parametrize("terminal", [True, False])
 def test_progress_says_what_is_done_and_what_is_left(terminal: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(study_progress, "PLAIN_SECONDS", 0.0)
+    monkeypatch.setattr(progress, "PLAIN_SECONDS", 0.0)
     jobs = [Job(name, recall_run(schedule=ScheduleConfig(steps=100))) for name in "abc"]
     file = io.StringIO()
-    with make_progress(jobs, 1, Console(file=file, force_terminal=terminal, width=100)) as update:
+    with study_progress(jobs, 1, Console(file=file, force_terminal=terminal, width=100)) as update:
         update({"a": JobStatus("waiting"), "b": JobStatus("waiting"), "c": JobStatus("waiting")})
         half = JobStatus("running", {"step": 50, "loss": 1.25}, seconds=45.0)
         update({"a": JobStatus("done"), "b": half, "c": JobStatus("waiting")})

@@ -8,7 +8,7 @@ import torch
 import sdm
 from helpers import assert_identical
 from sdm.layers.reads import has_reads
-from sdm.models import attentions
+from sdm.models import reads
 from tiny_models import STACKS, tiny_model, tokens
 
 
@@ -95,6 +95,6 @@ def test_what_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     model = tiny_model("sdm")
     with pytest.raises(ValueError, match="not documents packed by cu_seqlens"):
         model(tokens(1, 6), cu_seqlens=torch.tensor([0, 2, 6]), output_attentions=True)
-    monkeypatch.setattr(attentions, "MAX_LENGTH", 5)
+    monkeypatch.setattr(reads, "MAX_LENGTH", 5)
     with pytest.raises(ValueError, match=r"up to 5 tokens; the stream has 6\. sdm\.analysis\.trace"):
         model(tokens(1, 6), output_attentions=True)

@@ -1,20 +1,33 @@
-"""Progress of the jobs of a study: a bar for all and a line for each that runs; plain lines without a terminal."""
+"""Progress of measurements and of the jobs of a study: bars and the remaining time; plain lines without a terminal."""
 
 from __future__ import annotations
 
 import contextlib
 import heapq
+import sys
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from datetime import timedelta
+from typing import TYPE_CHECKING
 
 from rich.console import Console, Group
 from rich.live import Live
-from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeElapsedColumn
+from rich.progress import (
+    BarColumn,
+    Progress,
+    TaskID,
+    TaskProgressColumn,
+    TextColumn,
+    TimeElapsedColumn,
+    TimeRemainingColumn,
+)
 from rich.text import Text
 
-from sdm.reproduce.jobs import Job, JobStatus
-from sdm.reproduce.jobs import Progress as Listener
+if TYPE_CHECKING:
+    from sdm.evaluation.runner import Advance, Listener
+    from sdm.reproduce.jobs import Job, JobStatus
+    from sdm.reproduce.jobs import Progress as StudyListener
+
 
 PLAIN_SECONDS = 15.0
 TRAINING = 0.9  # of the work of a job; the rest is measuring, whose progress is not known
@@ -22,7 +35,56 @@ KNOWN = 0.05  # the proportion of a job after which its own speed is used for th
 
 
 @contextlib.contextmanager
-def make_progress(jobs: Sequence[Job], processes: int, console: Console) -> Iterator[Listener]:
+def eval_progress(quiet: bool = False) -> Iterator[Listener]:
+    """Make a listener that shows how far each model of a measurement is."""
+    if quiet:
+        yield lambda advance: None
+        return
+    if not sys.stderr.isatty():
+        yield _Plain()
+        return
+    with Progress(
+        TextColumn("[bold]{task.description}"),
+        BarColumn(bar_width=24),
+        TaskProgressColumn(),
+        TimeElapsedColumn(),
+        TextColumn("left"),
+        TimeRemainingColumn(elapsed_when_finished=False),
+        console=Console(stderr=True),
+        transient=True,
+    ) as display:
+        tasks: dict[str, TaskID] = {}
+
+        def update(advance: Advance) -> None:
+            if advance.name not in tasks:
+                tasks[advance.name] = display.add_task(advance.name, total=advance.total, completed=int(advance.done))
+            display.update(tasks[advance.name], completed=advance.done)
+
+        yield update
+
+
+class _Plain:
+    """A line now and then, with the remaining time by what this session has measured."""
+
+    def __init__(self) -> None:
+        self._begun: dict[str, tuple[float, float]] = {}
+        self._last = time.monotonic()
+
+    def __call__(self, advance: Advance) -> None:
+        now = time.monotonic()
+        start, before = self._begun.setdefault(advance.name, (now, advance.done))
+        if now - self._last < PLAIN_SECONDS:
+            return
+        self._last = now
+        left = ""
+        if before < advance.done < advance.total:
+            seconds = (now - start) * (advance.total - advance.done) / (advance.done - before)
+            left = f", {seconds / 60:.1f} minutes left"
+        print(f"{advance.name}: {advance.done / advance.total:.0%}{left}", file=sys.stderr, flush=True)
+
+
+@contextlib.contextmanager
+def study_progress(jobs: Sequence[Job], processes: int, console: Console) -> Iterator[StudyListener]:
     """Make a listener that shows how far each job is."""
     if not console.is_terminal:
         yield _plain(jobs, processes, console)
@@ -42,7 +104,7 @@ def make_progress(jobs: Sequence[Job], processes: int, console: Console) -> Iter
         yield update
 
 
-def _plain(jobs: Sequence[Job], processes: int, console: Console) -> Listener:
+def _plain(jobs: Sequence[Job], processes: int, console: Console) -> StudyListener:
     last, told = time.monotonic(), set[str]()
 
     def say(text: str) -> None:

@@ -5,12 +5,13 @@ from __future__ import annotations
 import pytest
 import torch
 
-from sdm.layers import GatedDeltaNet, Mamba2, SparseDeltaMemory, read_statistics
-from sdm.layers.read_statistics import (
+from sdm.layers import GatedDeltaNet, Mamba2, SparseDeltaMemory, memory_statistics
+from sdm.layers.memory_statistics import (
     before_share,
     distances,
     half_life,
     last_writes,
+    normalized_entropy,
     write_survival,
     writes_left,
 )
@@ -84,7 +85,7 @@ def test_survival_by_decay_alone() -> None:
 @torch.no_grad()
 def test_left_of_every_write(update: str, decay_per_write: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     """By brute force: token by token over dense tables, with another value of one token at a time."""
-    monkeypatch.setattr(read_statistics, "FOLLOWED", 7)  # several blocks, the last one shorter
+    monkeypatch.setattr(memory_statistics, "FOLLOWED", 7)  # several blocks, the last one shorter
     tokens = random_tokens(30, update, decay_per_write)
     left = writes_left(tokens, 25, update)
     time, heads = tokens.beta.shape[1:]
@@ -155,3 +156,10 @@ def test_distances_and_shares() -> None:
     reads.delta.zero_()
     reads.before.fill_(1.0)
     assert bool((before_share(reads, 0) == 1).all())
+
+
+def test_entropy() -> None:
+    assert normalized_entropy(torch.tensor([[1.0, 1, 1, 1]])) == pytest.approx(1.0)
+    assert normalized_entropy(torch.tensor([[5.0, 0, 0, 0]])) == 0.0
+    assert normalized_entropy(torch.tensor([[1.0, 1, 0, 0], [1, 1, 1, 1]])) == pytest.approx(0.75)
+    assert normalized_entropy(torch.zeros(1, 4)) == 0.0
