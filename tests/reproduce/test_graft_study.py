@@ -34,12 +34,15 @@ def test_runs_start_from_a_base_of_their_own_settings() -> None:
     for variant, seed in runs.values():
         adapt = variant.recipe(seed).adapt
         assert adapt is not None
-        if variant.stage:
+        if study.round_of(variant, seed):
             assert adapt.base == FOLDER / variant.name[: variant.name.index("-64") + 3]
             assert adapt.scratch is None
         else:
             assert adapt.base is None
-    assert [variant.name for variant, _ in study.runs() if not variant.stage] == ["mistral-64", "qwen3-64"]
+    assert [variant.name for variant, seed in study.runs() if not study.round_of(variant, seed)] == [
+        "mistral-64",
+        "qwen3-64",
+    ]
 
 
 def test_methods_of_a_base_see_the_same_rows() -> None:

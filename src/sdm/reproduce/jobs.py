@@ -60,7 +60,7 @@ class Job:
     """By name: the results are in evaluations/NAME of the run's folder."""
     work: float = 1.0
     """Expected duration in any unit: long jobs start first, and the remaining time is estimated by it."""
-    after: str | None = None
+    extends: str | None = None
     """Another job with the same configuration but fewer steps: this one begins from its checkpoint before the decay."""
 
 
@@ -185,17 +185,17 @@ def run_jobs(
 def _next(waiting: Sequence[Job], running: Collection[str]) -> Job | None:
     """The first job that does not wait for another one."""
     pending = {job.name for job in waiting} | {*running}
-    return next((job for job in waiting if job.after not in pending), None)
+    return next((job for job in waiting if job.extends not in pending), None)
 
 
 def _branch(job: Job, folder: Path) -> None:
-    """Give a job that has not begun the checkpoint of the one that it comes after, if there is one to begin from."""
-    if job.after is None or Run(folder / job.name).has_begun():
+    """Give a job that has not begun the checkpoint of the one that it extends, if there is one to begin from."""
+    if job.extends is None or Run(folder / job.name).has_begun():
         return
     try:
-        Run(folder / job.name).branch(Run(folder / job.after), job.config)
+        Run(folder / job.name).branch(Run(folder / job.extends), job.config)
     except (OSError, UserError, TrainingError) as error:
-        log.warning("%s is trained from the start, not from %s: %s", job.name, job.after, error)
+        log.warning("%s is trained from the start, not from %s: %s", job.name, job.extends, error)
 
 
 def read_outcome(job: Job, folder: Path) -> Outcome:
