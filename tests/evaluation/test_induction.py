@@ -14,7 +14,7 @@ from sdm.data.errors import DataError
 from sdm.errors import UserError
 from sdm.evaluation.eval_model import open_model
 from sdm.evaluation.induction import Induction, _places, induction, lift
-from sdm.evaluation.runner import evaluate
+from sdm.evaluation.measurement import evaluate
 from sdm.models import SDMConfig, SDMForCausalLM
 from training.runs import text_run, train
 

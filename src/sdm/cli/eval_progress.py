@@ -18,7 +18,7 @@ from rich.progress import (
     TimeRemainingColumn,
 )
 
-from sdm.evaluation.runner import Advance, Listener
+from sdm.evaluation.measurement import Advance, Listener
 
 PLAIN_SECONDS = 15.0
 

@@ -1,6 +1,6 @@
 """`sdm reproduce crossover`: when SDM overtakes GDN by the paper's plain recipe, along tokens and width.
 
-At the smallest scale GDN is ahead. The runs are those of `recipes.plain_code`, longer and wider, and beside them
+At the smallest scale GDN is ahead. The runs are those of `recipes.code.plain_code`, longer and wider, and beside them
 variants of SDM and GDN at equal FLOPs that show what the order depends on.
 """
 
@@ -18,7 +18,7 @@ from sdm.evaluation.position import Position
 from sdm.evaluation.report import Chart, Grid, Point, Reference, Table
 from sdm.reproduce.exhibits import PAIRED, curve, loss_claim, validation_summary
 from sdm.reproduce.quick import WORDS
-from sdm.reproduce.recipes.plain_code import DEVIATIONS, LENGTH, Text, plain_code
+from sdm.reproduce.recipes.code import LENGTH, PLAIN_DEVIATIONS, Text, plain_code
 from sdm.reproduce.sections.loss import comparison_section
 from sdm.reproduce.study import (
     WRITE_RULE,
@@ -205,7 +205,7 @@ def _curve_section(curves: Mapping[str, Curve]) -> Section:
         "SDM - GDN along tokens and width",
         "SDM's loss on code is below GDN's.",
         "code, 1.4B: SDM 0.821 nats, GDN 0.849",
-        (WRITE_RULE, *DEVIATIONS),
+        (WRITE_RULE, *PLAIN_DEVIATIONS),
         "GDN's short convolutions gain at once from the tokens nearby; SDM's memory pays off later in training.",
         exhibit,
         claims,
@@ -271,7 +271,7 @@ def _shift_section(curves: Mapping[str, Curve]) -> Section:
         title,
         "The paper's keys come from the token itself; its models may learn to join a token to the one before.",
         "not reported",
-        (WRITE_RULE, *DEVIATIONS),
+        (WRITE_RULE, *PLAIN_DEVIATIONS),
         exhibit=exhibit,
         variants=every(curves),
         measurement="induction",
@@ -284,7 +284,7 @@ def _changes_section(changes: Mapping[str, Variant], width: int) -> Section:
         f"Changes of the recipe at equal FLOPs, {_place(width, SHORT)}",
         "The paper trains none of these.",
         "not reported",
-        (WRITE_RULE, *DEVIATIONS),
+        (WRITE_RULE, *PLAIN_DEVIATIONS),
         "Choices are made on other documents (`valid`) than those of the table.",
     )
     models = list(changes.values())

@@ -1,8 +1,8 @@
 """`sdm reproduce facts`: is a learned initial state M0 a parametric memory?
 
-Models learn F random facts that never change (`recipes.facts`), and are asked for all of them. SDM with a learned and
-with a null M0 at equal FLOPs; GDN with a learned and a null state at a quarter more; and SDM with a null M0 whose MLPs
-have M0's parameters instead.
+Models learn F random facts that never change (`recipes.tasks.facts`), and are asked for all of them. SDM with a learned
+and with a null M0 at equal FLOPs; GDN with a learned and a null state at a quarter more; and SDM with a null M0 whose
+MLPs have M0's parameters instead.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from sdm.reproduce.exhibits import (
     parameters_cell,
     table,
 )
-from sdm.reproduce.recipes.facts import DEVIATIONS, WIDER, facts
+from sdm.reproduce.recipes.tasks import FACTS_DEVIATIONS, WIDER, facts
 from sdm.reproduce.study import (
     WRITE_RULE,
     Claim,
@@ -139,7 +139,7 @@ def _section(curves: Curves) -> Section:
         "M0 as a parametric memory",
         "A learned M0 stores knowledge that a null one cannot, and GDN's small state cannot.",
         "code NLL at level 8, null to learned: SDM 0.845 to 0.822, GDN 0.849 to 0.850",
-        (WRITE_RULE, *DEVIATIONS),
+        (WRITE_RULE, *FACTS_DEVIATIONS),
         exhibit=exhibit,
         claims=[against(name) for name in MODELS if name != LEARNED],
         variants=every(curves),

@@ -158,13 +158,13 @@ def graft_study(output: Path, base_steps: int, steps: int, seeds: int, architect
     for name in architectures:
         if name not in BASES:
             raise UserError(f"--bases must be of {', '.join(BASES)}, got {name!r}")
-    entries = [
+    bases = [
         base_runs(name, output, base_steps, steps, seeds, rates=place == 0) for place, name in enumerate(architectures)
     ]
-    groups = {entry.architecture: entry.all() for entry in entries}
-    rounds = {name: place for entry in entries for name, place in entry.rounds.items()}
-    sections = [_methods_section(entry, base_steps, steps) for entry in entries]
-    sections += [_task_section(entries[0]), _rates_section(entries[0])]
+    groups = {base.architecture: base.all() for base in bases}
+    rounds = {name: place for base in bases for name, place in base.rounds.items()}
+    sections = [_methods_section(base, base_steps, steps) for base in bases]
+    sections += [_task_section(bases[0]), _rates_section(bases[0])]
     lead = (
         "A memory is put in parallel to the attention of the first block of a pretrained model, with an output of "
         "zero, and trained on longer texts than the base has seen. The paper only hints at this. Compared with it are "

@@ -25,10 +25,9 @@ from sdm.data.errors import DataError
 from sdm.data.loader import open_data
 from sdm.errors import UserError
 from sdm.evaluation.eval_model import open_model
-from sdm.evaluation.measurement import Measurement
+from sdm.evaluation.measurement import Measurement, evaluate, settings_of
 from sdm.evaluation.registry import MEASUREMENTS, find
 from sdm.evaluation.results import FILE, Results, read_results
-from sdm.evaluation.runner import evaluate, settings_of
 from sdm.files import DamagedFile, locked, read_json, remove_folder, write_json
 from sdm.models import cost
 from sdm.models.saved_folder import read_shapes
@@ -218,6 +217,25 @@ def read_outcome(job: Job, folder: Path) -> Outcome:
 
 def _is_done(job: Job, outcome: Outcome) -> bool:
     return outcome.facts is not None and outcome.results.keys() == job.measurements.keys()
+
+
+def run_job(folder: Path) -> None:
+    """Train and measure what job.json in a folder describes; finished parts are not repeated."""
+    from sdm.training.trainer import Trainer  # the process that starts jobs does not train
+
+    run = Run(folder)
+    if not run.is_finished():
+        config = from_json(TrainConfig, read_json(folder / JOB)["config"])
+        # The process that runs many jobs shows their progress.
+        Trainer(replace(config, monitor=replace(config.monitor, display="none")), folder).run()
+    failed = []
+    for name, measurement in read_measurements(folder).items():
+        try:
+            measure(measurement, run, name)
+        except (UserError, ImportError) as error:  # others may work
+            failed.append(f"{name}: {error}")
+    if failed:
+        raise UserError("\n".join(failed))
 
 
 def measure(measurement: Measurement, run: Run, name: str) -> None:

@@ -2,7 +2,7 @@
 
 Recall: SDM with three sizes of its memory, GDN with its key channels in fewer and wider heads (a larger state at equal
 parameters), and full attention. The largest SDM and the widest GDN have three seeds, and GDN a sweep of its learning
-rate; SDM's is not tuned. Code: SDM, GDN and full attention with the aids of `recipes.small_code`, and SDM and GDN
+rate; SDM's is not tuned. Code: SDM, GDN and full attention with the aids of `recipes.code.small_code`, and SDM and GDN
 without them.
 """
 
@@ -16,10 +16,10 @@ from sdm.evaluation.position import Position
 from sdm.evaluation.recall import Recall
 from sdm.evaluation.speed import Speed
 from sdm.reproduce.exhibits import negative_valid_loss
-from sdm.reproduce.recipes import small_code as code_recipe
+from sdm.reproduce.recipes import GlobalLayer
+from sdm.reproduce.recipes import code as code_recipe
 from sdm.reproduce.recipes import tasks as recall_recipe
-from sdm.reproduce.recipes.parameters import GlobalLayer
-from sdm.reproduce.recipes.small_code import small_code
+from sdm.reproduce.recipes.code import small_code
 from sdm.reproduce.recipes.tasks import KEY_CHANNELS, recall
 from sdm.reproduce.sections.loss import position_section
 from sdm.reproduce.sections.memory import access_section, cost_section, utilisation_section

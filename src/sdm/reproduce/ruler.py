@@ -1,9 +1,9 @@
 """`sdm reproduce ruler`: RULER's tasks at many times the trained length, by small models trained on tasks of its kind.
 
-The models are those of `recipes.retrieval`: they learn retrieval from rows of 512 tokens with other keys and haystacks
-than RULER's, and are measured on RULER's own tasks from 512 tokens on. GDN's layouts and rates are swept on held-out
-rows of the training's generator; RULER's samples decide nothing. A second experiment trains to 2,048 tokens, with
-chains of variables.
+The models are those of `recipes.tasks.retrieval`: they learn retrieval from rows of 512 tokens with other keys and
+haystacks than RULER's, and are measured on RULER's own tasks from 512 tokens on. GDN's layouts and rates are swept on
+held-out rows of the training's generator; RULER's samples decide nothing. A second experiment trains to 2,048 tokens,
+with chains of variables.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from sdm.evaluation.report import AnyChart, Chart, Grid, Reference, Table
 from sdm.evaluation.ruler.measurement import Ruler
 from sdm.evaluation.statistics import Mean
 from sdm.reproduce.exhibits import accuracy_claim, best_rate, negative_valid_loss
-from sdm.reproduce.recipes.retrieval import DEVIATIONS, retrieval
+from sdm.reproduce.recipes.tasks import RETRIEVAL_DEVIATIONS, retrieval
 from sdm.reproduce.study import (
     WRITE_RULE,
     Claim,
@@ -238,7 +238,7 @@ def ruler_section(key: str, title: str, experiment: Experiment, compared: Mappin
         title,
         "SDM keeps recall where GDN's state is too small and attention's positions were never trained.",
         "RULER at level 8, 4k to 131k: SDM 31.2%, GDN 20.0%, attention 32.5%",
-        (WRITE_RULE, *DEVIATIONS),
+        (WRITE_RULE, *RETRIEVAL_DEVIATIONS),
         exhibit=exhibit,
         claims=[against(rival, *place) for rival in rivals for place in places],
         variants=[sdm, *rivals],
@@ -326,7 +326,7 @@ def _sweep_section(layouts: Mapping[tuple[int, int], Mapping[float, Variant]]) -
         "GDN's layouts and rates",
         "GDN is compared in its best form, chosen by the loss on held-out rows, never by RULER.",
         "one layout and one rate",
-        (WRITE_RULE, *DEVIATIONS),
+        (WRITE_RULE, *RETRIEVAL_DEVIATIONS),
         exhibit=exhibit,
         variants=every(layouts),
         measurement="",

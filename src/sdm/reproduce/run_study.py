@@ -19,8 +19,8 @@ from sdm.analysis.pages.write import environment
 from sdm.analysis.trace_page import write_run_trace
 from sdm.errors import UserError
 from sdm.evaluation.eval_model import open_model
+from sdm.evaluation.measurement import evaluate
 from sdm.evaluation.report import Table
-from sdm.evaluation.runner import evaluate
 from sdm.files import DamagedFile, read_json, write_json
 from sdm.reproduce.jobs import Job, Outcome, Progress, prepare_corpora, run_jobs, study_lock
 from sdm.reproduce.pool import processors

@@ -22,8 +22,8 @@ from typing_extensions import Doc
 from sdm.data.config import CorpusConfig
 from sdm.models.ladder import LEVELS
 from sdm.models.model_config import ModelConfig
-from sdm.reproduce.recipes.parameters import GlobalLayer
-from sdm.reproduce.recipes.small_code import tiny_code
+from sdm.reproduce.recipes import GlobalLayer
+from sdm.reproduce.recipes.code import tiny_code
 from sdm.run import Run
 from sdm.run.config import CheckpointConfig, ComputeConfig, MonitorConfig, OptimConfig, ScheduleConfig, TrainConfig
 from sdm.run.errors import TrainingError

@@ -10,12 +10,12 @@ from torch import Tensor
 from sdm.analysis.charts import cost_chart, utilisation_chart
 from sdm.data.config import CorpusConfig
 from sdm.evaluation.eval_model import EvalModel, open_model
+from sdm.evaluation.measurement import settings_of
 from sdm.evaluation.memory_access import AccessProbe, probe_access
 from sdm.evaluation.position import Position
 from sdm.evaluation.probe import cumulative_mass_chart, effective_keys_chart
 from sdm.evaluation.report import AnyChart, Point, Table
 from sdm.evaluation.results import FILE, read_results
-from sdm.evaluation.runner import settings_of
 from sdm.evaluation.speed import Speed
 from sdm.evaluation.statistics import weighted_mean
 from sdm.reproduce.jobs import Outcome
