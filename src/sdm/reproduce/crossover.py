@@ -6,8 +6,7 @@ variants of SDM and GDN at equal FLOPs that show what the order depends on.
 
 from __future__ import annotations
 
-import functools
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -15,8 +14,8 @@ from sdm.analysis.charts import ZERO
 from sdm.evaluation.induction import Induction
 from sdm.evaluation.measurement import Measurement
 from sdm.evaluation.position import Position
-from sdm.evaluation.report import Chart, Grid, Point, Reference, Table
-from sdm.reproduce.exhibits import PAIRED, curve, loss_claim, validation_summary
+from sdm.evaluation.report import Chart, Grid, Reference, Table
+from sdm.reproduce.exhibits import PAIRED, curves, loss_claim, validation_summary
 from sdm.reproduce.quick import WORDS
 from sdm.reproduce.recipes.code import LENGTH, PLAIN_DEVIATIONS, Text, plain_code
 from sdm.reproduce.sections.loss import comparison_section
@@ -26,7 +25,6 @@ from sdm.reproduce.study import (
     Section,
     Study,
     StudyResults,
-    SummaryValue,
     Variant,
     every,
     shown,
@@ -136,9 +134,9 @@ def crossover_study(
     smallest = min(widths)
     places = [(width, count) for width in widths for count in sorted(steps)]
     seeds_of = {width: seeds if width == smallest else 1 for width in widths}
-    curves = {name: _curve(name, places, seeds_of, text) for name in dict.fromkeys((BASELINE, RIVAL, *changes))}
-    groups = {"along tokens and width": every(curves)}
-    sections = [_curve_section(curves), _shift_section(curves)]
+    models = {name: _curve(name, places, seeds_of, text) for name in dict.fromkeys((BASELINE, RIVAL, *changes))}
+    groups = {"along tokens and width": every(models)}
+    sections = [_curve_section(models), _shift_section(models)]
     if ablations:
         short = {name: variant(name, smallest, SHORT, seeds, text) for name in CHANGES}
         groups[f"changes at {SHORT} steps"] = list(short.values())
@@ -155,47 +153,43 @@ def _place(width: int, steps: int) -> str:
     return f"d = {width}, {steps * LENGTH / 1e6:.2f}M tokens"
 
 
-Points = Callable[[int, int, Variant], Sequence[Point]]
-"""Makes the points of a model of a width and a number of steps."""
+def _lines(models: Mapping[str, Curve]) -> dict[str, dict[int, Variant]]:
+    """Models by their training tokens, for every change and width."""
+    lines: dict[str, dict[int, Variant]] = {}
+    for (width, steps), model in (entry for group in models.values() for entry in group.items()):
+        lines.setdefault(f"{model.label}, d = {width}", {})[steps * LENGTH] = model
+    return lines
 
 
-def _lines(curves: Mapping[str, Curve], points: Points) -> dict[str, list[Point]]:
-    """Curves along the training tokens, one for every change and width."""
-    lines: dict[str, list[Point]] = {}
-    for (width, steps), model in _models(curves):
-        lines.setdefault(f"{model.label}, d = {width}", []).extend(points(width, steps, model))
-    return {name: line for name, line in lines.items() if line}
-
-
-def _models(curves: Mapping[str, Curve]) -> list[tuple[tuple[int, int], Variant]]:
-    return [entry for group in curves.values() for entry in group.items()]
-
-
-def _curve_section(curves: Mapping[str, Curve]) -> Section:
-    rival, paper = curves[RIVAL], "-0.028 at 1.4B and 168B tokens"
-    ours = {name: group for name, group in curves.items() if name != RIVAL}
+def _curve_section(models: Mapping[str, Curve]) -> Section:
+    ours = {name: group for name, group in models.items() if name != RIVAL}
+    rivals = {model: models[RIVAL][place] for group in ours.values() for place, model in group.items()}
+    places = {model: place for group in ours.values() for place, model in group.items()}
     claims = [
         replace(claim, quantity=f"{_place(*place)}: {claim.quantity}")
-        for place, model in curves[BASELINE].items()
-        for claim in [loss_claim(model, rival[place], paper)]
+        for place, model in models[BASELINE].items()
+        for claim in [loss_claim(model, rivals[model], "-0.028 at 1.4B and 168B tokens")]
     ]
-
-    def difference(results: StudyResults, width: int, steps: int, model: Variant) -> list[Point]:
-        paired = results.paired(model, rival[width, steps])
-        return [] if paired is None else [paired.point(steps * LENGTH)]
 
     def exhibit(results: StudyResults) -> Exhibit:
         rows = []
-        for place, model in _models(ours):
-            mean, other = results.mean(model), rival[place]
-            if mean is not None:
-                whole, late = results.paired(model, other), results.paired(model, other, stretch(-1))
+        for model, place in places.items():
+            if (mean := results.mean(model)) is not None:
+                whole, late = results.paired(model, rivals[model]), results.paired(model, rivals[model], stretch(-1))
                 seeds = "-" if whole is None else " ".join(f"{value:+.3f}" for value in whole.by_seed)
-                cells = (f"{mean.value:.3f}", shown(whole, sign=True), seeds, shown(late, sign=True))
-                rows.append((f"{model.label}; {_place(*place)}", *cells))
+                cells = (shown(whole, sign=True), seeds, shown(late, sign=True))
+                rows.append((f"{model.label}; {_place(*place)}", f"{mean.value:.3f}", *cells))
         columns = ("variant", "nats per token", "to plain GDN", "each seed", "second half")
         title, y = "Below zero, SDM is ahead of plain GDN", "difference to plain GDN (nats per token)"
-        lines = _lines(ours, functools.partial(difference, results))
+        lines = {
+            name: [
+                difference.point(tokens)
+                for tokens, model in line.items()
+                if (difference := results.paired(model, rivals[model])) is not None
+            ]
+            for name, line in _lines(ours).items()
+        }
+        lines = {name: points for name, points in lines.items() if points}
         chart = Chart("crossover", title, "training tokens", y, lines, log_x=True, references=(ZERO,))
         table = Table("Along tokens and width", columns, rows, PAIRED)
         return Exhibit([table], [(chart, f"{title}. {PAIRED}")])
@@ -209,7 +203,7 @@ def _curve_section(curves: Mapping[str, Curve]) -> Section:
         "GDN's short convolutions gain at once from the tokens nearby; SDM's memory pays off later in training.",
         exhibit,
         claims,
-        every(curves),
+        every(models),
     )
 
 
@@ -229,31 +223,22 @@ def _long_range(summary: Mapping[str, Any]) -> str:
     return next(index for index, block in summary["blocks"].items() if block["kind"] != "sliding_attention")
 
 
-def _shift_section(curves: Mapping[str, Curve]) -> Section:
+def _shift_section(models: Mapping[str, Curve]) -> Section:
     """Whether models learn by themselves what the keys' start gives."""
+    lines, values = _lines(models), (previous_share, successor_lift)
     title, x = "Whether plain models learn the shift by themselves", "training tokens"
 
     def exhibit(results: StudyResults) -> Exhibit:
         rows = []
-        for place, model in _models(curves):
-            previous, successor = (
-                results.mean(model, value, "induction") for value in (previous_share, successor_lift)
-            )
+        for place, model in (entry for group in models.values() for entry in group.items()):
+            previous, successor = (results.mean(model, value, "induction") for value in values)
             if previous is not None and successor is not None:
                 cells = (str(successor.count), f"{previous.value:.1%}", f"{successor.value:.2f}")
                 rows.append((f"{model.label}; {_place(*place)}", *cells))
-
-        def lines(value: SummaryValue) -> dict[str, list[Point]]:
-            def points(width: int, steps: int, model: Variant) -> list[Point]:
-                return curve(results, {steps * LENGTH: model}, lambda tokens: value, "induction")
-
-            return _lines(curves, points)
-
-        shares, lifts, chance = lines(previous_share), lines(successor_lift), (Reference(1.0, "distance alone"),)
+        shares, lifts = (curves(results, lines, value, "induction") for value in values)
+        chance, y = (Reference(1.0, "distance alone"),), "share of the token before"
         charts = [
-            Chart(
-                "shift-previous", "Attention below", x, "share of the token before", shares, log_x=True, percent=True
-            ),
+            Chart("shift-previous", "Attention below", x, y, shares, log_x=True, percent=True),
             Chart("shift-successor", "Long-range layer", x, "lift of successors", lifts, log_x=True, references=chance),
         ]
         columns = ("variant", "seeds", "previous token, below", "lift of successors")
@@ -273,7 +258,7 @@ def _shift_section(curves: Mapping[str, Curve]) -> Section:
         "not reported",
         (WRITE_RULE, *PLAIN_DEVIATIONS),
         exhibit=exhibit,
-        variants=every(curves),
+        variants=every(models),
         measurement="induction",
     )
 

@@ -148,18 +148,27 @@ def validation_summary(results: StudyResults, variants: Iterable[Variant], used:
     return f"nats per token on the documents that {used} on: {words}" if words else ""
 
 
+ByNumber = Mapping[int, Variant] | Mapping[float, Variant]
+"""Variants by the number that they differ in."""
+
+
 def curve(
-    results: StudyResults,
-    variants: Mapping[int, Variant] | Mapping[float, Variant],
-    value: Callable[[float], SummaryValue] = lambda x: nats,
-    measurement: str = "position",
+    results: StudyResults, variants: ByNumber, value: SummaryValue = nats, measurement: str = "position"
 ) -> list[Point]:
     """Points at the keys of variants: means over seeds with their intervals, of those that are measured."""
-    means = {x: results.mean(variant, value(x), measurement) for x, variant in variants.items()}
+    means = {x: results.mean(variant, value, measurement) for x, variant in variants.items()}
     return [Point(x, mean.value, mean.low, mean.high) for x, mean in means.items() if mean is not None]
 
 
-def accuracy_at(count: float) -> SummaryValue:
+def curves(
+    results: StudyResults, lines: Mapping[str, ByNumber], value: SummaryValue, measurement: str
+) -> dict[str, list[Point]]:
+    """The curves that have points."""
+    made = {name: curve(results, variants, value, measurement) for name, variants in lines.items()}
+    return {name: points for name, points in made.items() if points}
+
+
+def accuracy_at(count: int) -> SummaryValue:
     """Accuracy of recall with a number of pairs or facts."""
     return lambda summary: summary["accuracy"].get(str(count))
 

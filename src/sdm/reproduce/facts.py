@@ -19,6 +19,7 @@ from sdm.reproduce.exhibits import (
     Choice,
     accuracy_claim,
     curve,
+    curves,
     flops_cell,
     grid_table,
     initial_state_cell,
@@ -57,11 +58,11 @@ LEAD = (
     "what a model is told over and over, and how many facts per parameter?"
 )
 
-Curves = Mapping[str, Mapping[int, Variant]]
+Models = Mapping[str, Mapping[int, Variant]]
 """By the name of the model: its variants by the number of facts."""
 
 
-def variants() -> Curves:
+def variants() -> Models:
     """Every model at every number of facts."""
     return {
         name: {
@@ -81,35 +82,35 @@ def only_accuracy(summary: Mapping[str, Any]) -> float | None:
 
 def known(results: StudyResults, by_count: Mapping[int, Variant]) -> dict[int, float]:
     """The mean share of facts known by a model, by their number."""
-    return {int(point.x): point.y for point in curve(results, by_count, lambda count: only_accuracy, "facts")}
+    return {int(point.x): point.y for point in curve(results, by_count, only_accuracy, "facts")}
 
 
-def half_count(results: StudyResults, curves: Curves) -> int | None:
+def half_count(results: StudyResults, models: Models) -> int | None:
     """The smallest number of facts of which SDM with a null M0 knows at most half."""
-    return min((count for count, share in known(results, curves[NULL]).items() if share <= HALF), default=None)
+    return min((count for count, share in known(results, models[NULL]).items() if share <= HALF), default=None)
 
 
 def facts_study() -> Study:
     """The study of `sdm reproduce facts`."""
-    curves = variants()
-    groups = {"facts": every(curves)}
-    return Study("facts", "Facts in the initial state", LEAD, groups, (_section(curves),), round_of=by_seed)
+    models = variants()
+    groups = {"facts": every(models)}
+    return Study("facts", "Facts in the initial state", LEAD, groups, (_section(models),), round_of=by_seed)
 
 
-def _section(curves: Curves) -> Section:
+def _section(models: Models) -> Section:
     def against(other: str) -> Claim:
         def at_half(name: str) -> Choice:
-            return lambda results: curves[name].get(half_count(results, curves) or 0)
+            return lambda results: models[name].get(half_count(results, models) or 0)
 
         quantity = f"SDM with learned M0 - {MODELS[other][0]}, facts known where null M0 knows at most half"
         paper = "code NLL, learned M0 0.822, null M0 0.845"
         return accuracy_claim(quantity, paper, at_half(LEARNED), at_half(other), only_accuracy, "facts")
 
     def exhibit(results: StudyResults) -> Exhibit:
-        shares = {name: known(results, by_count) for name, by_count in curves.items()}
+        shares = {name: known(results, by_count) for name, by_count in models.items()}
         if not any(shares.values()):
             return Exhibit()
-        count = half_count(results, curves)
+        count = half_count(results, models)
         words = f"null M0 knows more than half of up to {COUNTS[-1]:,} facts" if count is None else ""
         if count is not None and count in shares[LEARNED]:
             share = shares[LEARNED][count]
@@ -118,21 +119,17 @@ def _section(curves: Curves) -> Section:
                 f"at {count:,} facts, where null M0 knows {100 * shares[NULL][count]:.0f}%, learned M0 knows "
                 f"{100 * share:.0f}% (target {100 * TARGET:.0f}%: {verdict})"
             )
-        lines = {
-            MODELS[name][0]: curve(results, by_count, lambda count: only_accuracy, "facts")
-            for name, by_count in curves.items()
-        }
-        lines, half = {label: line for label, line in lines.items() if line}, (Reference(HALF, "half of the facts"),)
+        rows = {MODELS[name][0]: by_count for name, by_count in models.items()}
+        lines, half = curves(results, rows, only_accuracy, "facts"), (Reference(HALF, "half of the facts"),)
         chart = Chart("facts", "Facts known", "facts", "share known", lines, log_x=True, percent=True, references=half)
         about = "Share of the facts that are known after training, by their number; 95% intervals over seeds."
         note = f"Wider MLPs: {WIDER} more hidden channels in each block, as many parameters as M0, at more FLOPs."
         accuracy, columns = mean_cell(only_accuracy, "facts", True, "-"), {count: f"F = {count:,}" for count in COUNTS}
-        rows = {MODELS[name][0]: by_count for name, by_count in curves.items()}
         caption = "Mean over seeds with its 95% interval; every fact is asked for once."
         facts_known = grid_table(
             "Facts known", rows, columns, lambda count, variant: accuracy(results, variant), caption
         )
-        return Exhibit([facts_known, _capacity_table(results, curves)], [(chart, about)], (note,), words)
+        return Exhibit([facts_known, _capacity_table(results, models)], [(chart, about)], (note,), words)
 
     return Section(
         "facts",
@@ -142,17 +139,17 @@ def _section(curves: Curves) -> Section:
         (WRITE_RULE, *FACTS_DEVIATIONS),
         exhibit=exhibit,
         claims=[against(name) for name in MODELS if name != LEARNED],
-        variants=every(curves),
+        variants=every(models),
         measurement="facts",
     )
 
 
-def _capacity_table(results: StudyResults, curves: Curves) -> Table:
+def _capacity_table(results: StudyResults, models: Models) -> Table:
     """The largest number of facts known at once, and how many that is for each parameter."""
-    models = {next(iter(curves[name].values())): curves[name] for name in MODELS}
+    first = {next(iter(by_count.values())): by_count for by_count in models.values()}
     most = {
         variant: max((share * count for count, share in known(results, by_count).items()), default=None)
-        for variant, by_count in models.items()
+        for variant, by_count in first.items()
     }
 
     def per_parameter(results: StudyResults, variant: Variant) -> str:
@@ -167,5 +164,5 @@ def _capacity_table(results: StudyResults, curves: Curves) -> Table:
         "facts per parameter": per_parameter,
     }
     return table(
-        results, "Capacity", models, columns, f"Parameters without M0; facts per parameter of both together. {FLOPS}"
+        results, "Capacity", first, columns, f"Parameters without M0; facts per parameter of both together. {FLOPS}"
     )

@@ -109,11 +109,7 @@ def position_curve(results: StudyResults, variant: Variant, quantity: str = "nll
     """Mean over seeds of a quantity by position; without an interval for one seed, empty if it was not measured."""
     summaries = results.summaries(variant)
     places = position_points(summaries[0]["positions"], quantity) if summaries else []
-    return [
-        point
-        for place, at in enumerate(places)
-        for point in curve(results, {at.x: variant}, lambda x, place=place: _at(place, quantity))  # type: ignore[misc]
-    ]
+    return [point for place, at in enumerate(places) for point in curve(results, {at.x: variant}, _at(place, quantity))]
 
 
 def _position_table(results: StudyResults, models: Sequence[Variant]) -> Table:

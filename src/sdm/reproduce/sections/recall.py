@@ -72,13 +72,15 @@ def recall_section(deviations: tuple[str, ...], forms: Forms, pairs: int, score:
         best_forms = {kind: variant for kind in forms if (variant := best(results, kind)) is not None}
         sizes = [int(count) for count in results.summaries(next(iter(rates)), "recall")[0]["accuracy"]]
         by_pairs = {
-            variant.label: curve(results, dict.fromkeys(sizes, variant), accuracy_at, "recall")
+            variant.label: [
+                point for count in sizes for point in curve(results, {count: variant}, accuracy_at(count), "recall")
+            ]
             for variant in best_forms.values()
         }
         by_state: dict[str, list[Point]] = {}
         for kind, variants in models.items():
             for place in ({_state(results, variant): variant} for variant in variants if kind in SEQUENCES):
-                points = curve(results, place, lambda state: accuracy_at(pairs), "recall")
+                points = curve(results, place, accuracy_at(pairs), "recall")
                 by_state.setdefault(SEQUENCES[kind], []).extend(points)
         bands = "Bands: 95% intervals over seeds; models with one seed have none."
         charts = [
