@@ -477,7 +477,7 @@ def reads_chart(models: Mapping[str, Mapping[str, LayerReads]], name: str = "rea
     return Grid(name, "", charts, width=3)
 
 
-def _points(heads: Sequence[Sequence[float]], x: Any) -> list[Point]:
+def _points(heads: Sequence[Sequence[float]], x: Callable[[int], float]) -> list[Point]:
     """The mean over heads with the range from the lowest to the highest."""
     length = min(map(len, heads))
     columns = [[values[i] for values in heads] for i in range(length)]

@@ -76,7 +76,7 @@ def layout(key_dim: int) -> str:
 def recall_forms() -> Forms:
     """The models of recall."""
 
-    def form(kind: GlobalLayer, name: str, label: str, seeds: int = 1, **fields: Any) -> dict[float, Variant]:
+    def form(kind: GlobalLayer, name: str, label: str, seeds: int = 1, **fields: object) -> dict[float, Variant]:
         return sweep(f"recall-{name}", label, (RECALL[kind]["lr"],), ACCURACY, seeds, recall_config, kind, **fields)
 
     def gdn(width: int, seeds: int, *rates: float) -> dict[float, Variant]:

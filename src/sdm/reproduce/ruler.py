@@ -137,7 +137,7 @@ def models(samples: int = 100) -> dict[str, Variant]:
     (heads, key_dim), lr = GDN_BEST
     best = gdn_rates(GDN_BEST[0])[lr]
 
-    def variant(name: str, label: str, measurements: dict[str, Measurement], **fields: Any) -> Variant:
+    def variant(name: str, label: str, measurements: dict[str, Measurement], **fields: object) -> Variant:
         return Variant(f"{name}-seed{{seed}}", label, seeded(retrieval, **fields), measurements, SEEDS)
 
     longer = {"global_layer": "gdn", "lr": lr, "heads": heads, "key_dim": key_dim, "steps": 1200}
@@ -150,7 +150,7 @@ def models(samples: int = 100) -> dict[str, Variant]:
     }
 
 
-def gdn_rates(layout: tuple[int, int], **fields: Any) -> dict[float, Variant]:
+def gdn_rates(layout: tuple[int, int], **fields: object) -> dict[float, Variant]:
     """GDN with a layout of its keys, at every learning rate."""
     heads, key_dim = layout
     name, label = f"gdn-{heads}x{key_dim}-lr{{lr:g}}-seed{{seed}}", f"GDN, {heads}x{key_dim}"
