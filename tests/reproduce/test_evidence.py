@@ -76,7 +76,7 @@ def test_page_of_ruler() -> None:
     assert gdn.title == "RULER: GDN, 2x64"
     assert [row[-1] for row in claims.rows] == ["agrees"] * 3 + ["missing"] * 3
     assert "SDM - GDN, 2x64, accuracy on multikey_1 at 512 tokens (points)" in claims.rows[0][0]
-    assert "best of 1 of 12: 2x64 at 0.005" in sweep.found
+    assert f"best of 1 of 12: 2x64 at {GDN_BEST[1]:g}" in sweep.found
     assert ruler.illustrations
 
 
@@ -107,7 +107,7 @@ def test_page_of_facts() -> None:
     table, capacity = finding.tables[1:]
     assert table.columns == ("model", *(f"F = {count:,}" for count in COUNTS))
     assert table.rows[1][0] == MODELS[NULL][0]
-    assert capacity.rows[0][4] == f"{0.96 * 8192:,.0f}"
+    assert capacity.rows[0][4] == f"{0.96 * COUNTS[-1]:,.0f}"
 
 
 def test_forms_of_heads() -> None:

@@ -30,7 +30,12 @@ def measured(name: str, near: float, far: float, withheld: float = 0.0) -> Any:
 def test_runs_start_from_a_base_of_their_own_settings() -> None:
     study = graft_study(FOLDER, 64, 8, 3, ("mistral", "qwen3"))
     runs = {variant.run_name(seed): (variant, seed) for variant, seed in study.runs()}
-    assert {"mistral-64", "qwen3-64", "mistral-64-sdm-8-0.01-s2", "qwen3-64-gdn-all-8-0.01-s2"} <= set(runs)
+    assert {
+        "mistral-64",
+        "qwen3-64",
+        f"mistral-64-sdm-8-{METHODS['sdm'].rate:g}-s2",
+        "qwen3-64-gdn-all-8-0.01-s2",
+    } <= set(runs)
     for variant, seed in runs.values():
         adapt = variant.recipe(seed).adapt
         assert adapt is not None
@@ -92,11 +97,11 @@ def test_page(monkeypatch: pytest.MonkeyPatch) -> None:
     rows = {row[0]: row for row in methods.tables[1].rows}
     assert rows["base"][4:9] == ("4.000", "3.000", "3.000", "3.000", "4.000")
     graft = rows["SDM graft, base frozen"]
-    assert graft[1:4] == ("6", "0.01", "3")
+    assert graft[1:4] == ("6", f"{METHODS['sdm'].rate:g}", "3")
     assert graft[9].startswith("+0.020")
     assert graft[10].startswith("-0.210")
     assert graft[11].startswith("+0.100")
     assert rows["full fine-tuning"][1] == "26"
     assert recall.verdict == "missing"
-    assert "0.01: 3.020" in str(rates.tables[0].rows)
+    assert f"{METHODS['sdm'].rate:g}: 3.020" in str(rates.tables[0].rows)
     assert str(DOCUMENTS) in methods.tables[1].caption

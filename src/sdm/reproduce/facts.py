@@ -1,7 +1,7 @@
 """`sdm reproduce facts`: is a learned initial state M0 a parametric memory?
 
 Models learn F random facts that never change (`recipes.tasks.facts`), and are asked for all of them. SDM with a learned
-and with a null M0 at equal FLOPs; GDN with a learned and a null state at a quarter more; and SDM with a null M0 whose
+and with a null M0 at equal FLOPs; GDN with a learned and a null state at a fifth more; and SDM with a null M0 whose
 MLPs have M0's parameters instead.
 """
 
@@ -42,7 +42,7 @@ from sdm.reproduce.study import (
 )
 
 SEEDS = 3
-COUNTS = (512, 1024, 2048, 4096, 8192)
+COUNTS = (2048, 4096, 6144, 8192, 16384)
 MEASUREMENTS: dict[str, Measurement] = {"facts": Recall()}
 LEARNED, NULL, WIDE = "sdm-learned", "sdm-null", "sdm-null-wide"
 MODELS: dict[str, tuple[str, dict[str, Any]]] = {

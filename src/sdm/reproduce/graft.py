@@ -66,18 +66,19 @@ class Method:
 
 
 _PLAIN = {"learned_initial_state": False}
-FULL_RATE, MEMORY_RATE = 1e-3, 1e-2
+FULL_RATE, MEMORY_RATE, GDN_RATE = 1e-4, 5e-3, 1e-2
 _ALL = {"freeze_base": False, "base_lr": FULL_RATE}
 METHODS = {
-    "sdm": Method("SDM graft, base frozen", MEMORY_RATE, _PLAIN, (5e-3, 1e-2, 2e-2), 1),
-    "gdn": Method("GDN graft, base frozen", MEMORY_RATE, {"memory": "gdn"}, (5e-3, 1e-2, 2e-2), 1),
-    "full": Method("full fine-tuning", FULL_RATE, {"method": "full"}, (5e-4, 1e-3, 2e-3), 1),
+    "sdm": Method("SDM graft, base frozen", MEMORY_RATE, _PLAIN, (2.5e-3, 5e-3, 1e-2, 2e-2), 1),
+    "gdn": Method("GDN graft, base frozen", GDN_RATE, {"memory": "gdn"}, (5e-3, 1e-2, 2e-2), 1),
+    "full": Method("full fine-tuning", FULL_RATE, {"method": "full"}, (5e-5, 1e-4, 2.5e-4, 5e-4, 1e-3), 1),
     "sdm-m0": Method("SDM graft with M0, base frozen", MEMORY_RATE, {}, round=3),
-    "lora-4": Method("LoRA, rank 4", 5e-3, {"method": "lora", "lora_rank": 4}, (2e-3, 5e-3, 1e-2), 3),
-    "lora-16": Method("LoRA, rank 16", 5e-3, {"method": "lora", "lora_rank": 16}),
+    "sdm-distill": Method("SDM graft, base frozen, distilled", MEMORY_RATE, _PLAIN | {"distill": 1.0}, round=3),
+    "lora-4": Method("LoRA, rank 4", 5e-4, {"method": "lora", "lora_rank": 4}, (2.5e-4, 5e-4, 1e-3, 2e-3, 5e-3), 3),
+    "lora-16": Method("LoRA, rank 16", 5e-4, {"method": "lora", "lora_rank": 16}),
     "sdm-all": Method("SDM graft, everything trained", MEMORY_RATE, _PLAIN | _ALL),
     "sdm-m0-all": Method("SDM graft with M0, everything trained", MEMORY_RATE, _ALL),
-    "gdn-all": Method("GDN graft, everything trained", MEMORY_RATE, {"memory": "gdn"} | _ALL),
+    "gdn-all": Method("GDN graft, everything trained", GDN_RATE, {"memory": "gdn"} | _ALL),
 }
 ON_TASK = ("full", "lora-16", "gdn", "sdm", "sdm-all", "gdn-all")
 

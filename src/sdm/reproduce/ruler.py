@@ -107,8 +107,8 @@ WIDE = Experiment(
 WIDE_ROWS: dict[str, Any] = {"sequence_length": 2048, "tracking": 0.15, "steps": 1500}
 
 GDN_LAYOUTS = ((2, 32), (1, 64), (2, 64), (1, 128))  # heads, key channels of each
-GDN_RATES = (2.5e-3, 5e-3, 1e-2)
-GDN_BEST = ((2, 64), 5e-3)
+GDN_RATES = (1.25e-3, 2.5e-3, 5e-3)
+GDN_BEST = ((2, 64), 2.5e-3)
 ATTENTION: dict[str, Any] = {"lr": 2e-3, "steps": 900, "start_length": 64}
 MIXED = ("sliding_attention", "sdm", "full_attention", "sliding_attention")
 
@@ -135,7 +135,7 @@ def models(samples: int = 100) -> dict[str, Variant]:
     all_lengths = SHORT.measurements(samples)
     near = SHORT.measurements(samples, SHORT.far)  # attention's time grows with the square of the length
     (heads, key_dim), lr = GDN_BEST
-    best = gdn_rates(GDN_BEST[0])[lr]
+    best = gdn_rates(GDN_BEST[0], (lr,))[lr]
 
     def variant(name: str, label: str, measurements: dict[str, Measurement], **fields: object) -> Variant:
         return Variant(f"{name}-seed{{seed}}", label, seeded(retrieval, **fields), measurements, SEEDS)
@@ -150,17 +150,17 @@ def models(samples: int = 100) -> dict[str, Variant]:
     }
 
 
-def gdn_rates(layout: tuple[int, int], **fields: object) -> dict[float, Variant]:
-    """GDN with a layout of its keys, at every learning rate."""
+def gdn_rates(layout: tuple[int, int], rates: Sequence[float] = GDN_RATES, **fields: object) -> dict[float, Variant]:
+    """GDN with a layout of its keys, at several learning rates."""
     heads, key_dim = layout
     name, label = f"gdn-{heads}x{key_dim}-lr{{lr:g}}-seed{{seed}}", f"GDN, {heads}x{key_dim}"
-    return sweep(name, label, GDN_RATES, {}, 1, retrieval, "gdn", heads=heads, key_dim=key_dim, **fields)
+    return sweep(name, label, rates, {}, 1, retrieval, "gdn", heads=heads, key_dim=key_dim, **fields)
 
 
 def wide_models(samples: int = 100) -> dict[str, Variant]:
     """SDM and GDN trained to 2,048 tokens with all tasks; one seed."""
     measurements = WIDE.measurements(samples)
-    other = gdn_rates(GDN_BEST[0], **WIDE_ROWS)[GDN_BEST[1]]
+    other = gdn_rates(GDN_BEST[0], GDN_BEST[1:], **WIDE_ROWS)[GDN_BEST[1]]
     return {
         "sdm": Variant("wide-sdm", "SDM", seeded(retrieval, **WIDE_ROWS), measurements),
         "gdn": replace(other, name="wide-gdn", measurements=measurements),
@@ -175,7 +175,8 @@ def ruler_study(samples: int = 100) -> Study:
     """
     compared, wide = models(samples), wide_models(samples)
     swept = {layout: gdn_rates(layout) for layout in GDN_LAYOUTS}
-    swept[GDN_BEST[0]][GDN_BEST[1]] = compared["gdn"]
+    if GDN_BEST[1] in swept.get(GDN_BEST[0], {}):
+        swept[GDN_BEST[0]][GDN_BEST[1]] = compared["gdn"]
     sections = (
         ruler_section("ruler", "RULER beyond the trained length", SHORT, compared),
         _sweep_section(swept),
