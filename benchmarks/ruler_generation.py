@@ -13,7 +13,7 @@ import time
 
 from sdm.data.sources import open_source
 from sdm.data.tokenization import ByteTokenizer, Tokenizer, train_bpe
-from sdm.evaluation.ruler.generator import Generator, counter
+from sdm.evaluation.ruler.sample import Generator, counter
 from sdm.evaluation.ruler.tasks import TASKS
 
 SAMPLES = 5

@@ -11,9 +11,8 @@ from matplotlib.colors import to_rgb
 
 import sdm
 from sdm.analysis import charts
-from sdm.analysis.draw import draw
+from sdm.analysis.draw import COLORS, architecture, draw, styles
 from sdm.analysis.scaling import fit_power_law
-from sdm.analysis.style import COLORS, architecture, styles
 from sdm.evaluation.memory_access import KeyUse, probe_access
 from sdm.evaluation.position import position_points
 from sdm.evaluation.probe import cumulative_mass_chart, effective_keys_chart

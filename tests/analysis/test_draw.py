@@ -15,8 +15,7 @@ from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from PIL import Image
 
-from sdm.analysis.draw import draw, render, save, wrap
-from sdm.analysis.style import COLORS, UNDECIDED
+from sdm.analysis.draw import COLORS, UNDECIDED, draw, render, save, wrap
 from sdm.evaluation.report import AnyChart, Chart, Grid, HeatMap, Look, Point, Reference, Rows, Violin, Violins
 
 CURVES = {

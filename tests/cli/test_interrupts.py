@@ -124,7 +124,7 @@ def test_evaluating(tmp_path: Path) -> None:
     code = SLEEPING.format(mark=str(mark)) + (
         "import sys\nimport sdm.evaluation.recall as recall\n"
         "from sdm.signals import CONTINUES, ending_with_one_message\n"
-        "from sdm.reproduce.worker import run_job\nrecall.ask = sleep\n"
+        "from sdm.reproduce.jobs import run_job\nrecall.ask = sleep\n"
         "with ending_with_one_message(CONTINUES):\n    run_job(Path(sys.argv[1]))"
     )
     _, said = stop(["-c", code, str(run)], signal.SIGINT, mark.exists)

@@ -201,7 +201,7 @@ def test_plot_refuses(arguments: list[str], place: Path, capsys: pytest.CaptureF
 
 def test_plot_of_two_runs(place: Path, tmp_path: Path) -> None:
     """Loss, slots and gates of both, also where results of evaluations lie beside them."""
-    from sdm.analysis.run_plot import run_plot
+    from sdm.analysis.pages.run_page import run_plot
 
     main(["plot", str(place / "run"), str(place / "wide"), "--output", str(tmp_path / "both.svg")])
     assert (tmp_path / "both.svg").stat().st_size > 10_000

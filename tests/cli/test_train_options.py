@@ -16,8 +16,7 @@ from sdm.cli import main
 from sdm.cli.train_options import parse
 from sdm.data.mad import TASKS, MADTask
 from sdm.errors import TrainingError
-from sdm.reproduce.recipes import RECIPES, recipe
-from sdm.reproduce.recipes.registry import SHORT_NAMES, parameters
+from sdm.reproduce.recipes.registry import RECIPES, SHORT_NAMES, parameters, recipe
 from sdm.run.config import ScheduleConfig
 from sdm.run.config_file import from_json
 from training.runs import text_run

@@ -24,8 +24,8 @@ from sdm.data import RecallConfig, TokenStore, train_bpe
 from sdm.data.shards import TokenWriter
 from sdm.data.tokenization import keep_tokenizer
 from sdm.evaluation.eval_model import open_model
+from sdm.evaluation.measurement import evaluate
 from sdm.evaluation.recall import Recall
-from sdm.evaluation.runner import evaluate
 from sdm.files import write_json
 from sdm.models import SDMCache, SDMForCausalLM
 from sdm.models.model_config import ModelConfig

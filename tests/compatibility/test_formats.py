@@ -19,8 +19,8 @@ from sdm.data import DataError, TokenStore, load_tokenizer, shards
 from sdm.errors import UserError
 from sdm.evaluation import results as results_file
 from sdm.evaluation.eval_model import open_model
+from sdm.evaluation.measurement import evaluate
 from sdm.evaluation.results import read_results
-from sdm.evaluation.runner import evaluate
 from sdm.files import read_json
 from sdm.models import SDMForCausalLM, state_file
 from sdm.run import Run, checkpoint

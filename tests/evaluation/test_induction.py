@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from sdm.errors import DataError, UserError
 from sdm.evaluation.eval_model import open_model
 from sdm.evaluation.induction import Induction, _places, induction, lift
-from sdm.evaluation.runner import evaluate
+from sdm.evaluation.measurement import evaluate
 from sdm.models import SDMConfig, SDMForCausalLM
 from training.runs import text_run, train
 

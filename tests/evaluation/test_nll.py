@@ -16,8 +16,8 @@ from sdm.data import DataError
 from sdm.errors import UserError
 from sdm.evaluation import nll
 from sdm.evaluation.eval_model import EvalModel, open_model
+from sdm.evaluation.measurement import Advance, evaluate
 from sdm.evaluation.nll import Likelihood
-from sdm.evaluation.runner import Advance, evaluate
 from training.runs import recall_run, text_run, train
 
 

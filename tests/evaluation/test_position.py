@@ -16,9 +16,9 @@ from sdm.data import DataError
 from sdm.errors import UserError
 from sdm.evaluation.eval_model import EvalModel, open_model
 from sdm.evaluation.inference import Scorer
+from sdm.evaluation.measurement import evaluate
 from sdm.evaluation.position import Position, position_edges, score_by_position
 from sdm.evaluation.report import Point
-from sdm.evaluation.runner import evaluate
 from sdm.evaluation.statistics import Difference, Mean, compare
 from sdm.models.layer_types import local_reach
 from tiny_models import tiny_config, tiny_model, tokens

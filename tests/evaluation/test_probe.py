@@ -11,8 +11,7 @@ import pytest
 from cli.test_commands import refusal
 from sdm.cli import main
 from sdm.evaluation.eval_model import open_model
-from sdm.evaluation.memory_access import probe_access
-from sdm.evaluation.memory_reads import probe_reads
+from sdm.evaluation.memory_access import probe_access, probe_reads
 from sdm.evaluation.probe import Probe, probe_texts
 from sdm.evaluation.results import read_results
 from sdm.files import write_checked_json

@@ -24,10 +24,10 @@ from sdm.data import (
 from sdm.data.config import TaskConfig
 from sdm.errors import UserError
 from sdm.evaluation.eval_model import EvalModel, open_model
+from sdm.evaluation.measurement import evaluate
 from sdm.evaluation.recall import Recall, ask
 from sdm.evaluation.recall_tasks import name_of, task_of, text_needle
 from sdm.evaluation.results import read_results
-from sdm.evaluation.runner import evaluate
 from sdm.evaluation.statistics import proportion, wilson
 from sdm.models import SDMCache, SDMForCausalLM
 from sdm.training import Trainer

@@ -12,7 +12,7 @@ from sdm.data import DataError
 from sdm.errors import UserError
 from sdm.evaluation.eval_model import open_model
 from sdm.evaluation.inference import Scorer, Stream
-from sdm.evaluation.runner import Advance, evaluate
+from sdm.evaluation.measurement import Advance, evaluate
 from sdm.evaluation.speed import Speed
 from tiny_models import tiny_model, tokens
 

@@ -10,8 +10,8 @@ import torch
 
 from sdm.errors import UserError
 from sdm.evaluation.eval_model import open_model
+from sdm.evaluation.measurement import evaluate
 from sdm.evaluation.nll import Likelihood
-from sdm.evaluation.runner import evaluate
 from sdm.evaluation.statistics import compare, comparison_table, student_quantile, weighted_mean
 
 

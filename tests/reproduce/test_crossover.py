@@ -51,12 +51,12 @@ def test_longer_runs_branch_off_shorter_ones() -> None:
     study = crossover_study((64,), (SHORT, 2 * SHORT, 8 * SHORT), 2, ablations=False, text="pypi", changes=())
     jobs = {job.name: job for job in (one.job(seed) for one, seed in study.runs())}
     assert len(jobs) == 2 * 3 * 2
-    assert jobs["pypi-d64-512-gdn-s1"].after is None
-    assert jobs["pypi-d64-4096-gdn-s1"].after == "pypi-d64-1024-gdn-s1"
+    assert jobs["pypi-d64-512-gdn-s1"].extends is None
+    assert jobs["pypi-d64-4096-gdn-s1"].extends == "pypi-d64-1024-gdn-s1"
     for job in jobs.values():
         assert job.config.data.sources == ("pypi",)  # type: ignore[union-attr]
-        if job.after is not None:
-            changed = {name for name, _, _ in changed_fields(jobs[job.after].config, job.config)}
+        if job.extends is not None:
+            changed = {name for name, _, _ in changed_fields(jobs[job.extends].config, job.config)}
             assert changed == {"schedule.steps", "schedule.decay"}
 
 

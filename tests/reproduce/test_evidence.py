@@ -17,8 +17,7 @@ from sdm.reproduce import heads as heads_module
 from sdm.reproduce import ruler as ruler_module
 from sdm.reproduce.facts import COUNTS, LEARNED, MODELS, NULL, WIDE, facts_study
 from sdm.reproduce.heads import FORMS, heads_study
-from sdm.reproduce.recipes.facts import facts
-from sdm.reproduce.recipes.retrieval import retrieval
+from sdm.reproduce.recipes.tasks import facts, retrieval
 from sdm.reproduce.ruler import GDN_BEST, GDN_LAYOUTS, GDN_RATES, SHORT, TASKS, Experiment, Lengths, ruler_study
 from sdm.reproduce.run_study import run_study, study_page
 from sdm.reproduce.study import Study, Variant

@@ -30,16 +30,24 @@ def measured(name: str, near: float, far: float, withheld: float = 0.0) -> Any:
 def test_runs_start_from_a_base_of_their_own_settings() -> None:
     study = graft_study(FOLDER, 64, 8, 3, ("mistral", "qwen3"))
     runs = {variant.run_name(seed): (variant, seed) for variant, seed in study.runs()}
-    assert {"mistral-64", "qwen3-64", f"mistral-64-sdm-8-{METHODS['sdm'].rate:g}-s2", "qwen3-64-gdn-all-8-0.01-s2"} <= set(runs)
+    assert {
+        "mistral-64",
+        "qwen3-64",
+        f"mistral-64-sdm-8-{METHODS['sdm'].rate:g}-s2",
+        "qwen3-64-gdn-all-8-0.01-s2",
+    } <= set(runs)
     for variant, seed in runs.values():
         adapt = variant.recipe(seed).adapt
         assert adapt is not None
-        if variant.stage:
+        if study.round_of(variant, seed):
             assert adapt.base == FOLDER / variant.name[: variant.name.index("-64") + 3]
             assert adapt.scratch is None
         else:
             assert adapt.base is None
-    assert [variant.name for variant, _ in study.runs() if not variant.stage] == ["mistral-64", "qwen3-64"]
+    assert [variant.name for variant, seed in study.runs() if not study.round_of(variant, seed)] == [
+        "mistral-64",
+        "qwen3-64",
+    ]
 
 
 def test_methods_of_a_base_see_the_same_rows() -> None:

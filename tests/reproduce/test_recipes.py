@@ -11,10 +11,9 @@ from sdm.data import CorpusConfig, MADTaskConfig, MQARTaskConfig, RecallConfig
 from sdm.errors import TrainingError
 from sdm.models import cost, ladder
 from sdm.models.cost import LEVELS
-from sdm.reproduce.recipes import RECIPES, recipe
+from sdm.reproduce.recipes.code import small_code
 from sdm.reproduce.recipes.paper import paper_steps
-from sdm.reproduce.recipes.registry import SHORT_NAMES, describe
-from sdm.reproduce.recipes.small_code import small_code
+from sdm.reproduce.recipes.registry import RECIPES, SHORT_NAMES, describe, recipe
 from sdm.reproduce.recipes.tasks import recall
 from sdm.run.config import TrainConfig
 from sdm.run.config_file import from_json, to_json

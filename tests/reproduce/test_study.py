@@ -13,9 +13,10 @@ from sdm.errors import UserError
 from sdm.evaluation.position import Position
 from sdm.evaluation.speed import Speed
 from sdm.evaluation.statistics import weighted_mean
+from sdm.reproduce.exhibits import loss_claim
 from sdm.reproduce.jobs import Outcome, study_lock
 from sdm.reproduce.run_study import run_study, study_page
-from sdm.reproduce.sections.loss import comparison_section, loss_claim, position_section
+from sdm.reproduce.sections.loss import comparison_section, position_section
 from sdm.reproduce.sections.memory import cost_section
 from sdm.reproduce.study import (
     RULE,
@@ -25,6 +26,7 @@ from sdm.reproduce.study import (
     Section,
     Study,
     Variant,
+    by_seed,
     combined,
     growth,
     shown,
@@ -181,9 +183,9 @@ def small_study(folder: Path, broken: bool = False) -> Study:
     models = {"sdm": sdm, "gdn": gdn, "full_attention": gdn}
     sections = (
         comparison_section(Section("loss", "Loss", "Text.", "Paper."), (sdm, gdn), [loss_claim(sdm, gdn, "-1")]),
-        cost_section(Section("cost", "Cost", "Text.", "Paper."), models, speed),
+        cost_section((), models, speed),
     )
-    return Study("small", "Small", "Lead.", {"all": [sdm, gdn]}, sections, [sdm, gdn], speed, by_seed=True)
+    return Study("small", "Small", "Lead.", {"all": [sdm, gdn]}, sections, [sdm, gdn], speed, round_of=by_seed)
 
 
 def test_a_study_from_its_runs_to_its_page(tmp_path: Path) -> None:

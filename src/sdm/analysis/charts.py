@@ -11,8 +11,8 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 
+from sdm.analysis.draw import architecture
 from sdm.analysis.scaling import PowerLaw
-from sdm.analysis.style import architecture
 from sdm.evaluation.position import POSITION
 from sdm.evaluation.report import Chart, Grid, HeatMap, Look, Point, Reference, Rows
 from sdm.models import SDMConfig, cost, ladder

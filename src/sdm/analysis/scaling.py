@@ -218,7 +218,7 @@ def _exp(x: Array) -> Array:
     return np.exp(np.clip(x, -_LARGEST_LOG, _LARGEST_LOG))
 
 
-def _log_law(log_x: Array, log_a: Any, b: Any, e: Any) -> Array:
+def _log_law(log_x: Array, log_a: Array | float, b: Array | float, e: Array | float) -> Array:
     power = log_a - b * log_x
     with np.errstate(divide="ignore"):  # log 0 = -inf: no irreducible loss
         return np.logaddexp(power, np.log(e))

@@ -19,8 +19,7 @@ from torch import Tensor
 from transformers import AutoTokenizer, PreTrainedTokenizerBase
 
 from sdm.analysis.tracing import LayerTrace, Trace, trace
-from sdm.evaluation.eval_model import open_model
-from sdm.evaluation.foreign import has_tokenizer
+from sdm.evaluation.eval_model import has_tokenizer, open_model
 from sdm.evaluation.probe import Probe, probe_texts
 from sdm.files import write_bytes
 

@@ -97,8 +97,7 @@ def make_listing(name: str) -> str:
     """Make the text of a command anew, 80 columns wide."""
     from rich.console import Console
 
-    from sdm.analysis.size_tables import ladder_tables
-    from sdm.analysis.tables import print_fitting
+    from sdm.analysis.tables import ladder_tables, print_fitting
     from sdm.cli import eval_options, train_options
 
     printed = io.StringIO()

@@ -18,10 +18,9 @@ from sdm.cli.display import show, show_json, tables_json
 from sdm.cli.progress import eval_progress
 from sdm.errors import UserError
 from sdm.evaluation.eval_model import EvalModel, Precision, default_device, open_model
-from sdm.evaluation.measurement import Measurement
+from sdm.evaluation.measurement import Measurement, evaluate
 from sdm.evaluation.registry import find, listing
 from sdm.evaluation.results import FILE, Results, read_results, results_folder
-from sdm.evaluation.runner import evaluate
 from sdm.evaluation.statistics import ComparedPairs, check_comparable, comparison_charts, comparison_table
 from sdm.models.fields import documented_fields
 from sdm.ranks import join

@@ -82,10 +82,10 @@ class Ruler(Command):
         """Write the samples, with progress on standard error."""
         from sdm.cli.progress import eval_progress
         from sdm.data.tokenization import ByteTokenizer
-        from sdm.evaluation.foreign import open_tokenizer
+        from sdm.evaluation.eval_model import open_tokenizer
+        from sdm.evaluation.measurement import Advance
         from sdm.evaluation.ruler.measurement import Ruler as Measurement
         from sdm.evaluation.ruler.tasks import TASKS
-        from sdm.evaluation.runner import Advance
         from sdm.files import new_file
 
         settings = Measurement(

@@ -24,7 +24,7 @@ from rich.progress import (
 from rich.text import Text
 
 if TYPE_CHECKING:
-    from sdm.evaluation.runner import Advance, Listener
+    from sdm.evaluation.measurement import Advance, Listener
     from sdm.reproduce.jobs import Job, JobStatus
     from sdm.reproduce.jobs import Progress as StudyListener
 

@@ -133,8 +133,7 @@ class Plot(Command):
     def run(self) -> None:
         """Draw the picture and print its path."""
         from sdm.analysis.draw import draw, save
-        from sdm.analysis.pages.run_page import expand
-        from sdm.analysis.run_plot import run_plot
+        from sdm.analysis.pages.run_page import expand, run_plot
         from sdm.cli.eval_options import distinct_names
 
         if not self.runs:

@@ -22,55 +22,94 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True)
-class Quick:
+class StudyCommand:
+    """Options of every study."""
+
+    output: Path
+    """Folder of the runs, the figures and report.html."""
+    processes: int = 2
+    """Runs at a time, one thread each."""
+    report_only: bool = False
+    """Run nothing, and write the page from the runs that are there."""
+    json: bool = False
+    """Print the findings as JSON instead of tables."""
+
+    def study(self) -> Study:
+        """The study of these options."""
+        raise NotImplementedError
+
+    def hint(self) -> str:
+        """A command to try next."""
+        return ""
+
+    def run(self) -> None:
+        """Run the study, print its findings, and raise if a run failed."""
+        from sdm.cli.display import console, show_json
+        from sdm.cli.progress import study_progress
+        from sdm.reproduce.run_study import run_study
+
+        at_least_one(processes=self.processes)
+        screen = console()
+        report = run_study(
+            self.study(),
+            self.output,
+            self.processes,
+            lambda jobs: study_progress(jobs, self.processes, screen),
+            self.report_only,
+        )
+        if self.json:
+            show_json({"page": report.path, "findings": [_finding_json(finding) for finding in report.page.findings]})
+            return report.check()
+        print_page(report.page, screen)
+        for line in (f"{report.path} has all of this with its figures.", self.hint()):
+            if line:
+                screen.print(line, markup=False, highlight=False, soft_wrap=True)
+        return report.check()
+
+
+def at_least_one(**options: int) -> None:
+    """Raise a UserError that names the first option below one."""
+    for name, value in options.items():
+        if value < 1:
+            raise UserError(f"--{name.replace('_', '-')} must be at least 1, got {value}")
+
+
+@dataclass(frozen=True)
+class Quick(StudyCommand):
     """Recall, small language models of code, cost and use of the memory, within ten minutes on two cores."""
 
     output: Path = Path("runs/quick")
-    """Folder of the runs, the figures and report.html."""
-    processes: int = 2
-    """Runs at a time, one thread each."""
-    report_only: bool = False
-    """Run nothing, and write the page from the runs that are there."""
-    json: bool = False
-    """Print the findings as JSON instead of tables."""
 
-    def run(self) -> None:
-        """Run the study and print its findings."""
+    def study(self) -> Study:
+        """The paper's claims in miniature."""
         from sdm.reproduce.quick import quick_study
 
-        hint = f"Try:  sdm generate {self.output / 'code-sdm'} --prompt 'def '"
-        _run(quick_study(), self.output, self.processes, self.report_only, self.json, hint)
+        return quick_study()
+
+    def hint(self) -> str:
+        """Text from the model of code."""
+        return f"Try:  sdm generate {self.output / 'code-sdm'} --prompt 'def '"
 
 
 @dataclass(frozen=True)
-class Mini:
+class Mini(StudyCommand):
     """Every experiment of the paper at small scale with three seeds, in an hour to an hour and a half on two cores."""
 
     output: Path = Path("runs/mini")
-    """Folder of the runs, the figures and report.html."""
-    processes: int = 2
-    """Runs at a time, one thread each."""
-    report_only: bool = False
-    """Run nothing, and write the page from the runs that are there."""
-    json: bool = False
-    """Print the findings as JSON instead of tables."""
 
-    def run(self) -> None:
-        """Run the study and print its findings."""
+    def study(self) -> Study:
+        """Every experiment of the paper."""
         from sdm.reproduce.mini import mini_study
 
-        _run(mini_study(), self.output, self.processes, self.report_only, self.json)
+        return mini_study()
 
 
 @dataclass(frozen=True)
-class Crossover:
+class Crossover(StudyCommand):
     """When SDM overtakes GDN by the plain recipe: longer and wider runs, and changes at equal FLOPs. Takes hours; the
     options select a part of it."""
 
     output: Path = Path("runs/crossover")
-    """Folder of the runs, the figures and report.html."""
-    processes: int = 2
-    """Runs at a time, one thread each."""
     widths: tuple[int, ...] = (64, 128)
     """Widths d of the models, multiples of 32."""
     steps: tuple[int, ...] = (512, 1024, 2048, 4096)
@@ -83,13 +122,9 @@ class Crossover:
     """The standard library, 4M tokens; or packages of the package index, 79M tokens."""
     changes: tuple[str, ...] = ("sdm-keys", "gdn-shift")
     """Changes of the recipe that are trained to all steps and widths, besides plain SDM and GDN."""
-    report_only: bool = False
-    """Run nothing, and write the page from the runs that are there."""
-    json: bool = False
-    """Print the findings as JSON instead of tables."""
 
-    def run(self) -> None:
-        """Run the study and print its findings."""
+    def study(self) -> Study:
+        """Plain SDM and GDN along tokens and width."""
         from sdm.reproduce.crossover import CHANGES, crossover_study
 
         for change in self.changes:
@@ -101,19 +136,15 @@ class Crossover:
         for width in self.widths:
             if width % 32:
                 raise UserError(f"--widths must be multiples of 32, the size of a head, got {width}")
-        study = crossover_study(self.widths, self.steps, self.seeds, self.ablations, self.text, self.changes)
-        _run(study, self.output, self.processes, self.report_only, self.json)
+        return crossover_study(self.widths, self.steps, self.seeds, self.ablations, self.text, self.changes)
 
 
 @dataclass(frozen=True)
-class Graft:
+class Graft(StudyCommand):
     """Memories grafted onto small pretrained models, against LoRA and fine-tuning, with three seeds. Takes an hour on
     two cores; the options select a part of it."""
 
     output: Path = Path("runs/graft")
-    """Folder of the runs, the figures and report.html."""
-    processes: int = 2
-    """Runs at a time, one thread each."""
     base_steps: int = 8192
     """Steps of the bases, of 2,048 tokens each."""
     steps: int = 256
@@ -122,96 +153,64 @@ class Graft:
     """Seeds of every method; a base has one."""
     bases: tuple[str, ...] = ("mistral", "qwen3")
     """Architectures of the bases. Learning rates and the recall task are of the first."""
-    report_only: bool = False
-    """Run nothing, and write the page from the runs that are there."""
-    json: bool = False
-    """Print the findings as JSON instead of tables."""
 
-    def run(self) -> None:
-        """Run the study and print its findings."""
+    def study(self) -> Study:
+        """Every method on every base."""
         from sdm.reproduce.graft import graft_study
 
-        for name, value in (("base-steps", self.base_steps), ("steps", self.steps), ("seeds", self.seeds)):
-            if value < 1:
-                raise UserError(f"--{name} must be at least 1, got {value}")
-        study = graft_study(self.output, self.base_steps, self.steps, self.seeds, self.bases)
-        _run(study, self.output, self.processes, self.report_only, self.json)
+        at_least_one(base_steps=self.base_steps, steps=self.steps, seeds=self.seeds)
+        return graft_study(self.output, self.base_steps, self.steps, self.seeds, self.bases)
 
 
 @dataclass(frozen=True)
-class Ruler:
+class Ruler(StudyCommand):
     """RULER's tasks at many times the trained length, by models of 0.3M parameters trained on tasks of its kind. Takes
     hours."""
 
     output: Path = Path("runs/ruler")
-    """Folder of the runs, the figures and report.html."""
-    processes: int = 2
-    """Runs at a time, one thread each."""
     samples: int = 100
     """Samples of each task at 512 and 2,048 tokens; half as many at 8,192, a fifth at 32,768."""
-    report_only: bool = False
-    """Run nothing, and write the page from the runs that are there."""
-    json: bool = False
-    """Print the findings as JSON instead of tables."""
 
-    def run(self) -> None:
-        """Run the study and print its findings."""
+    def study(self) -> Study:
+        """RULER beyond the trained length."""
         from sdm.reproduce.ruler import ruler_study
 
-        if self.samples < 1:
-            raise UserError(f"--samples must be at least 1, got {self.samples}")
-        _run(ruler_study(self.samples), self.output, self.processes, self.report_only, self.json)
+        at_least_one(samples=self.samples)
+        return ruler_study(self.samples)
 
 
 @dataclass(frozen=True)
-class Facts:
+class Facts(StudyCommand):
     """Facts that never change: what SDM and GDN store in a learned initial state, in about an hour on two cores."""
 
     output: Path = Path("runs/facts")
-    """Folder of the runs, the figures and report.html."""
-    processes: int = 2
-    """Runs at a time, one thread each."""
-    report_only: bool = False
-    """Run nothing, and write the page from the runs that are there."""
-    json: bool = False
-    """Print the findings as JSON instead of tables."""
 
-    def run(self) -> None:
-        """Run the study and print its findings."""
+    def study(self) -> Study:
+        """Learned and null initial states."""
         from sdm.reproduce.facts import facts_study
 
-        _run(facts_study(), self.output, self.processes, self.report_only, self.json)
+        return facts_study()
 
 
 @dataclass(frozen=True)
-class Heads:
+class Heads(StudyCommand):
     """One memory or four at an equal state, in recall and rebinding, in about an hour on two cores."""
 
     output: Path = Path("runs/heads")
-    """Folder of the runs, the figures and report.html."""
-    processes: int = 2
-    """Runs at a time, one thread each."""
-    report_only: bool = False
-    """Run nothing, and write the page from the runs that are there."""
-    json: bool = False
-    """Print the findings as JSON instead of tables."""
 
-    def run(self) -> None:
-        """Run the study and print its findings."""
+    def study(self) -> Study:
+        """Heads at an equal state."""
         from sdm.reproduce.heads import heads_study
 
-        _run(heads_study(), self.output, self.processes, self.report_only, self.json)
+        return heads_study()
 
 
 @dataclass(frozen=True)
-class Rivals:
+class Rivals(StudyCommand):
     """KDA, Raven and FwPKM beside SDM and GDN, in recall and on a level of the tiny ladder. Takes hours; the options
     select a part of it."""
 
     output: Path = Path("runs/rivals")
-    """Folder of the runs, the figures and report.html."""
-    processes: int = 2
-    """Runs at a time, one thread each."""
     steps: int = 450
     """Steps of the models of recall."""
     seeds: int = 3
@@ -222,20 +221,13 @@ class Rivals:
     """Learning rates of the models of code; none leaves them out."""
     forms: Literal["all", "first"] = "all"
     """All forms of SDM and Raven in recall, or the first one of each model."""
-    report_only: bool = False
-    """Run nothing, and write the page from the runs that are there."""
-    json: bool = False
-    """Print the findings as JSON instead of tables."""
 
-    def run(self) -> None:
-        """Run the study and print its findings."""
+    def study(self) -> Study:
+        """Recall, and a level of the tiny ladder."""
         from sdm.reproduce.rivals import rivals_study
 
-        for name, value in (("steps", self.steps), ("seeds", self.seeds), ("rates", len(self.rates))):
-            if value < 1:
-                raise UserError(f"--{name} must be at least 1, got {value}")
-        study = rivals_study(self.steps, self.seeds, self.rates, self.code_rates, self.forms == "all")
-        _run(study, self.output, self.processes, self.report_only, self.json)
+        at_least_one(steps=self.steps, seeds=self.seeds, rates=len(self.rates))
+        return rivals_study(self.steps, self.seeds, self.rates, self.code_rates, self.forms == "all")
 
 
 @dataclass(frozen=True)
@@ -275,26 +267,6 @@ VERDICTS = {
     "failed": "FAILED",
     "missing": "MISSING",
 }
-
-
-def _run(study: Study, output: Path, processes: int, report_only: bool, json: bool, hint: str = "") -> None:
-    """Run a study, print its findings, and raise if a run failed."""
-    from sdm.cli.display import console, show_json
-    from sdm.cli.progress import study_progress
-    from sdm.reproduce.run_study import run_study
-
-    if processes < 1:
-        raise UserError(f"--processes must be at least 1, got {processes}")
-    screen = console()
-    report = run_study(study, output, processes, lambda jobs: study_progress(jobs, processes, screen), report_only)
-    if json:
-        show_json({"page": report.path, "findings": [_finding_json(finding) for finding in report.page.findings]})
-        return report.check()
-    print_page(report.page, screen)
-    screen.print(f"{report.path} has all of this with its figures.", markup=False, highlight=False, soft_wrap=True)
-    if hint:
-        screen.print(hint, markup=False, highlight=False, soft_wrap=True)
-    return report.check()
 
 
 def _finding_json(finding: Finding) -> dict[str, object]:

@@ -42,7 +42,7 @@ class Info(Command):
                 print(f"{name:14} {value}")
             return None
         from sdm import ops
-        from sdm.analysis.size_tables import model_costs, model_table
+        from sdm.analysis.tables import model_costs, model_table
         from sdm.ops.triton.backend import description
         from sdm.run.model import SavedModel
 
@@ -95,7 +95,7 @@ class Ladder(Command):
 
     def run(self) -> None:
         """Print the tables."""
-        from sdm.analysis.size_tables import ladder_rows, ladder_tables
+        from sdm.analysis.tables import ladder_rows, ladder_tables
 
         if self.json:
             return show_json(ladder_rows())
@@ -159,7 +159,7 @@ class Plan(Command):
                 f"--rows = {self.rows} is more than the {self.batch_tokens // self.sequence_length} rows of a step of "
                 f"--batch-tokens = {self.batch_tokens}; lower it"
             )
-        from sdm.analysis.size_tables import plan_rows, plan_tables
+        from sdm.analysis.tables import plan_rows, plan_tables
         from sdm.reproduce.paper import plans
 
         made = plans(

@@ -1,4 +1,7 @@
-"""A causal language model with its tokenizer, as measurements use it: of a run, an export or any folder."""
+"""A causal language model with its tokenizer, as measurements use it: of a run, an export or any folder.
+
+Models and tokenizers that are not of this library are loaded from their folder, without a hub and without its code.
+"""
 
 from __future__ import annotations
 
@@ -14,7 +17,6 @@ from torch import Tensor
 
 from sdm.data.tokenization import Tokenizer, load_tokenizer
 from sdm.errors import UserError
-from sdm.evaluation.foreign import has_tokenizer, open_tokenizer
 from sdm.evaluation.inference import CACHES, Generator, Past, Scorer, Stream, cache_tensors, likeliest
 from sdm.files import explained, read_json
 from sdm.models import SDMConfig, SDMForCausalLM, cost
@@ -26,6 +28,16 @@ from sdm.run.model import SavedModel
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
+import hashlib
+from typing import TYPE_CHECKING, cast
+
+import tokenizers
+
+from sdm.data.tokenization import HFTokenizer
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
+
 
 Precision = Literal["auto", "float32", "bfloat16", "float16"]
 # Fields of a configuration that change no number; the precision has an entry of its own in the fingerprint.
@@ -258,3 +270,68 @@ def _model_type(path: Path) -> str | None:
     if not (path / CONFIG).is_file():
         raise UserError(f"{str(path)!r} is neither a run's folder nor a model's: it has no {CONFIG}")
     return read_json(path / CONFIG).get("model_type")
+
+
+TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json", "tokenizer.model", "vocab.json", "vocab.txt")
+
+
+def has_tokenizer(folder: Path) -> bool:
+    """Whether a folder holds a file of a tokenizer."""
+    return any((folder / name).is_file() for name in TOKENIZER_FILES)
+
+
+def open_tokenizer(folder: Path) -> Tokenizer:
+    """Load the tokenizer of any model that transformers loads.
+
+    Its `eos_id`, the token before every document, is the token that begins a text (bos) where there is one, else the
+    token that ends it.
+    """
+    from transformers import AutoTokenizer
+
+    with explained(f"cannot load the tokenizer in {folder}"):
+        loaded: Any = AutoTokenizer.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
+    start = loaded.bos_token or loaded.eos_token
+    if start is None:
+        raise UserError(
+            f"the tokenizer in {folder} has no token that stands before a document; name one as bos_token or eos_token "
+            "in tokenizer_config.json"
+        )
+    backend = getattr(loaded, "backend_tokenizer", None)
+    if backend is None:
+        return PythonTokenizer(loaded, start)
+    return HFTokenizer(tokenizers.Tokenizer.from_str(backend.to_str()), str(start))
+
+
+class PythonTokenizer:
+    """A tokenizer of transformers that is not made by the `tokenizers` library, as a `Tokenizer`."""
+
+    def __init__(self, tokenizer: PreTrainedTokenizerBase, start: str) -> None:
+        self._tokenizer = tokenizer
+        self.eos_id = cast(int, tokenizer.convert_tokens_to_ids(start))
+
+    @property
+    def vocab_size(self) -> int:
+        """Number of ids."""
+        return len(self._tokenizer)
+
+    @cached_property
+    def fingerprint(self) -> str:
+        """Checksum of the class, the vocabulary and the start token."""
+        parts = [type(self._tokenizer).__name__, str(sorted(self._tokenizer.get_vocab().items())), str(self.eos_id)]
+        return hashlib.sha256("\0".join(parts).encode()).hexdigest()
+
+    def encode(self, text: str) -> list[int]:
+        """Token ids of a text; names of special tokens are text."""
+        return self._tokenizer.encode(text, add_special_tokens=False, split_special_tokens=True)
+
+    def encode_batch(self, texts: Sequence[str]) -> list[Tensor]:
+        """Token ids of several texts, as int32 tensors."""
+        return [torch.tensor(self.encode(text), dtype=torch.int32) for text in texts]
+
+    def decode(self, ids: Sequence[int]) -> str:
+        """Text of token ids, without special tokens."""
+        return str(self._tokenizer.decode(list(ids), skip_special_tokens=True))
+
+    def save(self, folder: Path) -> None:
+        """Write the tokenizer's files."""
+        self._tokenizer.save_pretrained(folder)

@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import inspect
 import logging
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, cast
 
@@ -131,7 +131,7 @@ def likeliest(model: PreTrainedModel, input_ids: Tensor, wanted: Tensor) -> Tens
     return model(input_ids, use_cache=False).logits[wanted].argmax(-1).cpu()
 
 
-def _given(name: str, content: Any) -> dict[str, Any]:
+def _given(name: str, content: object) -> dict[str, object]:
     return {} if content is None else {name: content}
 
 
@@ -360,7 +360,7 @@ def cache_tensors(content: object) -> Iterator[Tensor]:
     yield from _tensors(content, set())
 
 
-def _tensors(content: Any, seen: set[int]) -> Iterator[Tensor]:
+def _tensors(content: object, seen: set[int]) -> Iterator[Tensor]:
     if id(content) in seen or isinstance(content, (str, type)):
         return
     seen.add(id(content))
@@ -368,7 +368,7 @@ def _tensors(content: Any, seen: set[int]) -> Iterator[Tensor]:
         yield content
         return
     if isinstance(content, dict):
-        parts: Any = content.values()
+        parts: Iterable[object] = content.values()
     elif isinstance(content, (list, tuple)):
         parts = content
     else:

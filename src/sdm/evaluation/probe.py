@@ -1,6 +1,6 @@
 """`sdm eval probe`: how a model uses its memories: keys and slots, how far back it reads, how long a write survives.
 
-Keys and slots are measured as in the paper's appendix on memory access, the rest by `sdm.evaluation.memory_reads`.
+Keys and slots are measured as in the paper's appendix on memory access, the rest by `sdm.evaluation.memory_access`.
 
 The appendix takes "the first B = 8 documents whose tokenized length is at least T = 8192, truncates each document to
 2048 tokens, and performs a single deterministic forward pass on this 8 x 8192 batch", which cannot all be true. Taken
@@ -24,8 +24,15 @@ from sdm.errors import UserError, check_size
 from sdm.evaluation.documents import TextMeasurement
 from sdm.evaluation.eval_model import EvalModel
 from sdm.evaluation.measurement import Plan, Result, Unit
-from sdm.evaluation.memory_access import SIDES, KeyUse, memory_stats, probe_access
-from sdm.evaluation.memory_reads import probe_reads, reads_chart, reads_table
+from sdm.evaluation.memory_access import (
+    SIDES,
+    KeyUse,
+    memory_stats,
+    probe_access,
+    probe_reads,
+    reads_chart,
+    reads_table,
+)
 from sdm.evaluation.report import Chart, Grid, Look, Point, Report, Table, Violin, Violins
 from sdm.layers.memory_statistics import sdm_layers
 

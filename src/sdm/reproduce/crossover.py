@@ -1,6 +1,6 @@
 """`sdm reproduce crossover`: when SDM overtakes GDN by the paper's plain recipe, along tokens and width.
 
-At the smallest scale GDN is ahead. The runs are those of `recipes.plain_code`, longer and wider, and beside them
+At the smallest scale GDN is ahead. The runs are those of `recipes.code.plain_code`, longer and wider, and beside them
 variants of SDM and GDN at equal FLOPs that show what the order depends on.
 """
 
@@ -14,11 +14,22 @@ from sdm.analysis.charts import ZERO
 from sdm.evaluation.induction import Induction
 from sdm.evaluation.measurement import Measurement
 from sdm.evaluation.position import Position
-from sdm.evaluation.report import AnyChart, Chart, Grid, Point, Reference, Table
+from sdm.evaluation.report import Chart, Grid, Reference, Table
+from sdm.reproduce.exhibits import PAIRED, curves, loss_claim, validation_summary
 from sdm.reproduce.quick import WORDS
-from sdm.reproduce.recipes.plain_code import DEVIATIONS, LENGTH, Text, plain_code
-from sdm.reproduce.sections.loss import PAIRED, comparison_section, loss_claim
-from sdm.reproduce.study import WRITE_RULE, Exhibit, Section, Study, StudyResults, Variant, shown, stretch
+from sdm.reproduce.recipes.code import LENGTH, PLAIN_DEVIATIONS, Text, plain_code
+from sdm.reproduce.sections.loss import comparison_section
+from sdm.reproduce.study import (
+    WRITE_RULE,
+    Exhibit,
+    Section,
+    Study,
+    StudyResults,
+    Variant,
+    every,
+    shown,
+    stretch,
+)
 from sdm.run.config import TrainConfig
 
 # Choices are made on one set of documents and reported on the other.
@@ -81,16 +92,16 @@ CHANGES = {
 
 
 def variant(
-    change: str, width: int, steps: int, seeds: int, text: Text = "code", after: Variant | None = None
+    change: str, width: int, steps: int, seeds: int, text: Text = "code", extends: Variant | None = None
 ) -> Variant:
-    """A change of the plain recipe at a width and a number of steps; `after` is the same with fewer steps."""
+    """A change of the plain recipe at a width and a number of steps; `extends` is the same with fewer steps."""
 
     def recipe(seed: int) -> TrainConfig:
         config, fields = plain_code(CHANGES[change].layer, width, text, steps=steps, seed=seed), CHANGES[change]
         return replace(config, model=replace(config.model, **fields.model), optim=replace(config.optim, **fields.optim))
 
     name = f"{'' if text == 'code' else f'{text}-'}d{width}-{steps}-{change}-s{{seed}}"
-    return Variant(name, CHANGES[change].label, recipe, MEASUREMENTS[text], seeds, after=after)
+    return Variant(name, CHANGES[change].label, recipe, MEASUREMENTS[text], seeds, extends)
 
 
 def _curve(change: str, places: Sequence[tuple[int, int]], seeds: Mapping[int, int], text: Text) -> Curve:
@@ -123,9 +134,9 @@ def crossover_study(
     smallest = min(widths)
     places = [(width, count) for width in widths for count in sorted(steps)]
     seeds_of = {width: seeds if width == smallest else 1 for width in widths}
-    curves = {name: _curve(name, places, seeds_of, text) for name in dict.fromkeys((BASELINE, RIVAL, *changes))}
-    groups = {"along tokens and width": [model for group in curves.values() for model in group.values()]}
-    sections = [_curve_section(curves), _shift_section(curves)]
+    models = {name: _curve(name, places, seeds_of, text) for name in dict.fromkeys((BASELINE, RIVAL, *changes))}
+    groups = {"along tokens and width": every(models)}
+    sections = [_curve_section(models), _shift_section(models)]
     if ablations:
         short = {name: variant(name, smallest, SHORT, seeds, text) for name in CHANGES}
         groups[f"changes at {SHORT} steps"] = list(short.values())
@@ -138,55 +149,65 @@ def crossover_study(
     return Study("crossover", "When SDM overtakes GDN", lead, groups, tuple(sections))
 
 
-def _curve_section(curves: Mapping[str, Curve]) -> Section:
-    rival = curves[RIVAL]
+def _place(width: int, steps: int) -> str:
+    return f"d = {width}, {steps * LENGTH / 1e6:.2f}M tokens"
+
+
+def _lines(models: Mapping[str, Curve]) -> dict[str, dict[int, Variant]]:
+    """Models by their training tokens, for every change and width."""
+    lines: dict[str, dict[int, Variant]] = {}
+    for (width, steps), model in (entry for group in models.values() for entry in group.items()):
+        lines.setdefault(f"{model.label}, d = {width}", {})[steps * LENGTH] = model
+    return lines
+
+
+def _curve_section(models: Mapping[str, Curve]) -> Section:
+    ours = {name: group for name, group in models.items() if name != RIVAL}
+    rivals = {model: models[RIVAL][place] for group in ours.values() for place, model in group.items()}
+    places = {model: place for group in ours.values() for place, model in group.items()}
     claims = [
-        replace(claim, quantity=f"d = {width}, {count * LENGTH / 1e6:.2f}M tokens: {claim.quantity}")
-        for (width, count), model in curves[BASELINE].items()
-        for claim in [loss_claim(model, rival[width, count], "-0.028 at 1.4B and 168B tokens")]
+        replace(claim, quantity=f"{_place(*place)}: {claim.quantity}")
+        for place, model in models[BASELINE].items()
+        for claim in [loss_claim(model, rivals[model], "-0.028 at 1.4B and 168B tokens")]
     ]
 
     def exhibit(results: StudyResults) -> Exhibit:
-        rows: list[tuple[str, ...]] = []
-        lines: dict[str, list[Point]] = {}
-        for name, group in curves.items():
-            for (width, count), model in group.items():
-                mean = results.mean(model)
-                if name == RIVAL or mean is None:
-                    continue
-                whole, late = (
-                    results.paired(model, rival[width, count]),
-                    results.paired(model, rival[width, count], stretch(-1)),
-                )
+        rows = []
+        for model, place in places.items():
+            if (mean := results.mean(model)) is not None:
+                whole, late = results.paired(model, rivals[model]), results.paired(model, rivals[model], stretch(-1))
                 seeds = "-" if whole is None else " ".join(f"{value:+.3f}" for value in whole.by_seed)
-                label = f"{model.label}; d = {width}, {count * LENGTH / 1e6:.2f}M tokens"
-                rows.append((label, f"{mean.value:.3f}", shown(whole, sign=True), seeds, shown(late, sign=True)))
-                if whole is not None:
-                    lines.setdefault(f"{model.label}, d = {width}", []).append(whole.point(count * LENGTH))
-        if not rows:
-            return Exhibit()
+                cells = (shown(whole, sign=True), seeds, shown(late, sign=True))
+                rows.append((f"{model.label}; {_place(*place)}", f"{mean.value:.3f}", *cells))
         columns = ("variant", "nats per token", "to plain GDN", "each seed", "second half")
-        return Exhibit([Table("Along tokens and width", columns, rows, PAIRED)], [_curve_chart(lines)] if lines else [])
+        title, y = "Below zero, SDM is ahead of plain GDN", "difference to plain GDN (nats per token)"
+        lines = {
+            name: [
+                difference.point(tokens)
+                for tokens, model in line.items()
+                if (difference := results.paired(model, rivals[model])) is not None
+            ]
+            for name, line in _lines(ours).items()
+        }
+        lines = {name: points for name, points in lines.items() if points}
+        chart = Chart("crossover", title, "training tokens", y, lines, log_x=True, references=(ZERO,))
+        table = Table("Along tokens and width", columns, rows, PAIRED)
+        return Exhibit([table], [(chart, f"{title}. {PAIRED}")])
 
-    section = Section(
+    return Section(
         "crossover",
         "SDM - GDN along tokens and width",
         "SDM's loss on code is below GDN's.",
         "code, 1.4B: SDM 0.821 nats, GDN 0.849",
-        (WRITE_RULE, *DEVIATIONS),
+        (WRITE_RULE, *PLAIN_DEVIATIONS),
         "GDN's short convolutions gain at once from the tokens nearby; SDM's memory pays off later in training.",
+        exhibit,
+        claims,
+        every(models),
     )
-    variants = [model for group in curves.values() for model in group.values()]
-    return replace(section, exhibit=exhibit, claims=tuple(claims), variants=tuple(variants))
 
 
-def _curve_chart(lines: Mapping[str, Sequence[Point]]) -> tuple[AnyChart, str]:
-    title, y = "Below zero, SDM is ahead of plain GDN", "difference to plain GDN (nats per token)"
-    chart = Chart("crossover", title, "training tokens", y, lines, log_x=True, references=(ZERO,))
-    return chart, f"{title}. {PAIRED}"
-
-
-def previous_token_share(summary: Mapping[str, Any]) -> float:
+def previous_share(summary: Mapping[str, Any]) -> float:
     """How much the strongest head below the long-range block reads of the token before; from `Induction`."""
     place = _long_range(summary)
     below = [block for index, block in summary["blocks"].items() if int(index) < int(place)]
@@ -202,81 +223,59 @@ def _long_range(summary: Mapping[str, Any]) -> str:
     return next(index for index, block in summary["blocks"].items() if block["kind"] != "sliding_attention")
 
 
-def _shift_section(curves: Mapping[str, Curve]) -> Section:
+def _shift_section(models: Mapping[str, Curve]) -> Section:
     """Whether models learn by themselves what the keys' start gives."""
-    values = {"previous": previous_token_share, "successor": successor_lift}
+    lines, values = _lines(models), (previous_share, successor_lift)
+    title, x = "Whether plain models learn the shift by themselves", "training tokens"
 
     def exhibit(results: StudyResults) -> Exhibit:
-        rows: list[tuple[str, ...]] = []
-        lines: dict[str, dict[str, list[Point]]] = {name: {} for name in values}
-        for group in curves.values():
-            for (width, count), model in group.items():
-                means = {name: results.mean(model, value, "induction") for name, value in values.items()}
-                previous, successor = means["previous"], means["successor"]
-                if previous is None or successor is None:
-                    continue
-                label = f"{model.label}; d = {width}, {count * LENGTH / 1e6:.2f}M tokens"
-                seeds = len(results.values(model, successor_lift, "induction"))
-                rows.append((label, str(seeds), f"{previous.value:.1%}", f"{successor.value:.2f}"))
-                for name, mean in (("previous", previous), ("successor", successor)):
-                    point = Point(count * LENGTH, mean.value, mean.low, mean.high)
-                    lines[name].setdefault(f"{model.label}, d = {width}", []).append(point)
-        if not rows:
-            return Exhibit()
+        rows = []
+        for place, model in (entry for group in models.values() for entry in group.items()):
+            previous, successor = (results.mean(model, value, "induction") for value in values)
+            if previous is not None and successor is not None:
+                cells = (str(successor.count), f"{previous.value:.1%}", f"{successor.value:.2f}")
+                rows.append((f"{model.label}; {_place(*place)}", *cells))
+        shares, lifts = (curves(results, lines, value, "induction") for value in values)
+        chance, y = (Reference(1.0, "distance alone"),), "share of the token before"
+        charts = [
+            Chart("shift-previous", "Attention below", x, y, shares, log_x=True, percent=True),
+            Chart("shift-successor", "Long-range layer", x, "lift of successors", lifts, log_x=True, references=chance),
+        ]
         columns = ("variant", "seeds", "previous token, below", "lift of successors")
         caption = (
             "Shares of the exact maps of the mixers. Below: the strongest head of the two attention blocks before the "
             "long-range one. Lift: what the long-range block reads of the tokens that followed earlier occurrences of "
             "the same token, over what it reads two and three tokens behind them; 1 is what distance alone would give."
         )
-        return Exhibit([Table("Learning the shift", columns, rows, caption)], [_shift_chart(lines)])
+        grid = Grid("shift", title, charts, width=2, share_y=False)
+        table = Table("Learning the shift", columns, rows, caption)
+        return Exhibit([table], [(grid, f"{title}: strongest heads; bands over seeds.")])
 
-    section = Section(
+    return Section(
         "shift",
-        "Whether plain models learn the shift by themselves",
+        title,
         "The paper's keys come from the token itself; its models may learn to join a token to the one before.",
         "not reported",
-        (WRITE_RULE, *DEVIATIONS),
+        (WRITE_RULE, *PLAIN_DEVIATIONS),
+        exhibit=exhibit,
+        variants=every(models),
+        measurement="induction",
     )
-    variants = [model for group in curves.values() for model in group.values()]
-    return replace(section, exhibit=exhibit, variants=tuple(variants), measurement="induction")
-
-
-def _shift_chart(lines: Mapping[str, Mapping[str, Sequence[Point]]]) -> tuple[AnyChart, str]:
-    title, x = "Whether plain models learn the shift by themselves", "training tokens"
-    below = Chart(
-        "shift-previous", "Attention below", x, "share of the token before", lines["previous"], log_x=True, percent=True
-    )
-    chance = Reference(1.0, "distance alone")
-    reads = Chart(
-        "shift-successor",
-        "Long-range layer",
-        x,
-        "lift of successors",
-        lines["successor"],
-        log_x=True,
-        references=(chance,),
-    )
-    return Grid("shift", title, [below, reads], width=2, share_y=False), f"{title}: strongest heads; bands over seeds."
 
 
 def _changes_section(changes: Mapping[str, Variant], width: int) -> Section:
     section = Section(
         "changes",
-        f"Changes of the recipe at equal FLOPs, d = {width}, {SHORT * LENGTH / 1e6:.2f}M tokens",
+        f"Changes of the recipe at equal FLOPs, {_place(width, SHORT)}",
         "The paper trains none of these.",
         "not reported",
-        (WRITE_RULE, *DEVIATIONS),
+        (WRITE_RULE, *PLAIN_DEVIATIONS),
         "Choices are made on other documents (`valid`) than those of the table.",
     )
-
-    def valid(results: StudyResults) -> str:
-        """Loss on the documents that choices are made on."""
-        means = {model.label: results.mean(model, measurement="valid") for model in changes.values()}
-        return "; ".join(f"{label} {mean.value:.3f}" for label, mean in means.items() if mean)
-
-    def summary(results: StudyResults) -> str:
-        words = valid(results)
-        return f"nats per token on the documents that choices are made on: {words}" if words else ""
-
-    return comparison_section(section, list(changes.values()), (), base=changes[RIVAL], summary=summary)
+    models = list(changes.values())
+    return comparison_section(
+        section,
+        models,
+        base=changes[RIVAL],
+        summary=lambda results: validation_summary(results, models, "choices are made"),
+    )

@@ -1,32 +1,44 @@
 """`sdm reproduce facts`: is a learned initial state M0 a parametric memory?
 
-Models learn F random facts that never change (`recipes.facts`), and are asked for all of them. SDM with a learned and
-with a null M0 at equal FLOPs; GDN with a learned and a null state at a fifth more; and SDM with a null M0 whose MLPs
-have M0's parameters instead.
+Models learn F random facts that never change (`recipes.tasks.facts`), and are asked for all of them. SDM with a learned
+and with a null M0 at equal FLOPs; GDN with a learned and a null state at a fifth more; and SDM with a null M0 whose
+MLPs have M0's parameters instead.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import replace
 from typing import Any
 
 from sdm.evaluation.measurement import Measurement
 from sdm.evaluation.recall import Recall
-from sdm.evaluation.report import AnyChart, Chart, Point, Reference, Table
-from sdm.reproduce.recipes.facts import DEVIATIONS, WIDER, facts
+from sdm.evaluation.report import Chart, Reference, Table
+from sdm.reproduce.exhibits import (
+    FLOPS,
+    Cell,
+    Choice,
+    accuracy_claim,
+    curve,
+    curves,
+    flops_cell,
+    grid_table,
+    initial_state_cell,
+    mean_cell,
+    parameters_cell,
+    table,
+)
+from sdm.reproduce.recipes.tasks import FACTS_DEVIATIONS, WIDER, facts
 from sdm.reproduce.study import (
     WRITE_RULE,
     Claim,
-    Difference,
     Exhibit,
     Section,
     Study,
     StudyResults,
-    SummaryValue,
     Variant,
-    point,
-    shown,
+    by_seed,
+    every,
+    seeded,
 )
 
 SEEDS = 3
@@ -46,65 +58,59 @@ LEAD = (
     "what a model is told over and over, and how many facts per parameter?"
 )
 
-Curves = Mapping[str, Mapping[int, Variant]]
+Models = Mapping[str, Mapping[int, Variant]]
 """By the name of the model: its variants by the number of facts."""
 
 
-def variants() -> Curves:
+def variants() -> Models:
     """Every model at every number of facts."""
-
-    def variant(name: str, count: int) -> Variant:
-        label, fields = MODELS[name]
-        return Variant(
-            f"{name}-{count}-seed{{seed}}",
-            label,
-            lambda seed: facts(num_facts=count, seed=seed, **fields),
-            MEASUREMENTS,
-            SEEDS,
-        )
-
-    return {name: {count: variant(name, count) for count in COUNTS} for name in MODELS}
+    return {
+        name: {
+            count: Variant(
+                f"{name}-{count}-seed{{seed}}", label, seeded(facts, num_facts=count, **fields), MEASUREMENTS, SEEDS
+            )
+            for count in COUNTS
+        }
+        for name, (label, fields) in MODELS.items()
+    }
 
 
-def accuracy(count: int) -> SummaryValue:
-    """The share of the facts that a model knows."""
-    return lambda summary: summary["accuracy"].get(str(count))
+def only_accuracy(summary: Mapping[str, Any]) -> float | None:
+    """The share of the facts that a model knows, of the only number of facts that it was asked for."""
+    return next(iter(summary["accuracy"].values()), None)
 
 
-def known(results: StudyResults, curves: Curves, name: str) -> dict[int, float]:
+def known(results: StudyResults, by_count: Mapping[int, Variant]) -> dict[int, float]:
     """The mean share of facts known by a model, by their number."""
-    means = {count: results.mean(one, accuracy(count), "facts") for count, one in curves[name].items()}
-    return {count: mean.value for count, mean in means.items() if mean is not None}
+    return {int(point.x): point.y for point in curve(results, by_count, only_accuracy, "facts")}
 
 
-def half_count(results: StudyResults, curves: Curves) -> int | None:
+def half_count(results: StudyResults, models: Models) -> int | None:
     """The smallest number of facts of which SDM with a null M0 knows at most half."""
-    return min((count for count, share in known(results, curves, NULL).items() if share <= HALF), default=None)
+    return min((count for count, share in known(results, models[NULL]).items() if share <= HALF), default=None)
 
 
 def facts_study() -> Study:
     """The study of `sdm reproduce facts`."""
-    curves = variants()
-    groups = {"facts": [one for group in curves.values() for one in group.values()]}
-    return Study("facts", "Facts in the initial state", LEAD, groups, (_section(curves),), by_seed=True)
+    models = variants()
+    groups = {"facts": every(models)}
+    return Study("facts", "Facts in the initial state", LEAD, groups, (_section(models),), round_of=by_seed)
 
 
-def _section(curves: Curves) -> Section:
+def _section(models: Models) -> Section:
     def against(other: str) -> Claim:
-        def difference(results: StudyResults) -> Difference | None:
-            count = half_count(results, curves)
-            if count is None:
-                return None
-            return results.paired_seeds(curves[LEARNED][count], curves[other][count], accuracy(count), "facts")
+        def at_half(name: str) -> Choice:
+            return lambda results: models[name].get(half_count(results, models) or 0)
 
-        quantity = f"SDM with learned M0 - {MODELS[other][0]}, facts known where null M0 knows at most half (points)"
-        return Claim(quantity, "code NLL, learned M0 0.822, null M0 0.845", difference, "above", percent=True)
+        quantity = f"SDM with learned M0 - {MODELS[other][0]}, facts known where null M0 knows at most half"
+        paper = "code NLL, learned M0 0.822, null M0 0.845"
+        return accuracy_claim(quantity, paper, at_half(LEARNED), at_half(other), only_accuracy, "facts")
 
     def exhibit(results: StudyResults) -> Exhibit:
-        shares = {name: known(results, curves, name) for name in MODELS}
+        shares = {name: known(results, by_count) for name, by_count in models.items()}
         if not any(shares.values()):
             return Exhibit()
-        count = half_count(results, curves)
+        count = half_count(results, models)
         words = f"null M0 knows more than half of up to {COUNTS[-1]:,} facts" if count is None else ""
         if count is not None and count in shares[LEARNED]:
             share = shares[LEARNED][count]
@@ -113,52 +119,50 @@ def _section(curves: Curves) -> Section:
                 f"at {count:,} facts, where null M0 knows {100 * shares[NULL][count]:.0f}%, learned M0 knows "
                 f"{100 * share:.0f}% (target {100 * TARGET:.0f}%: {verdict})"
             )
+        rows = {MODELS[name][0]: by_count for name, by_count in models.items()}
+        lines, half = curves(results, rows, only_accuracy, "facts"), (Reference(HALF, "half of the facts"),)
+        chart = Chart("facts", "Facts known", "facts", "share known", lines, log_x=True, percent=True, references=half)
+        about = "Share of the facts that are known after training, by their number; 95% intervals over seeds."
         note = f"Wider MLPs: {WIDER} more hidden channels in each block, as many parameters as M0, at more FLOPs."
-        return Exhibit([_table(results, curves), _capacity(results, curves)], [_chart(results, curves)], (note,), words)
+        accuracy, columns = mean_cell(only_accuracy, "facts", True, "-"), {count: f"F = {count:,}" for count in COUNTS}
+        caption = "Mean over seeds with its 95% interval; every fact is asked for once."
+        facts_known = grid_table(
+            "Facts known", rows, columns, lambda count, variant: accuracy(results, variant), caption
+        )
+        return Exhibit([facts_known, _capacity_table(results, models)], [(chart, about)], (note,), words)
 
-    section = Section(
+    return Section(
         "facts",
         "M0 as a parametric memory",
         "A learned M0 stores knowledge that a null one cannot, and GDN's small state cannot.",
         "code NLL at level 8, null to learned: SDM 0.845 to 0.822, GDN 0.849 to 0.850",
-        (WRITE_RULE, *DEVIATIONS),
+        (WRITE_RULE, *FACTS_DEVIATIONS),
+        exhibit=exhibit,
+        claims=[against(name) for name in MODELS if name != LEARNED],
+        variants=every(models),
+        measurement="facts",
     )
-    claims = [against(name) for name in MODELS if name != LEARNED]
-    every = [one for group in curves.values() for one in group.values()]
-    return replace(section, exhibit=exhibit, claims=claims, variants=every, measurement="facts")
 
 
-def _table(results: StudyResults, curves: Curves) -> Table:
-    rows = []
-    for name, (label, _) in MODELS.items():
-        means = [results.mean(curves[name][count], accuracy(count), "facts") for count in COUNTS]
-        rows.append((label, *("-" if mean is None else shown(mean, 1, percent=True) for mean in means)))
-    caption = "Mean over seeds with its 95% interval; every fact is asked for once."
-    return Table("Facts known", ("model", *(f"F = {count:,}" for count in COUNTS)), rows, caption)
-
-
-def _capacity(results: StudyResults, curves: Curves) -> Table:
+def _capacity_table(results: StudyResults, models: Models) -> Table:
     """The largest number of facts known at once, and how many that is for each parameter."""
-    rows = []
-    for name, (label, _) in MODELS.items():
-        shares = known(results, curves, name)
-        cost, length = next(iter(curves[name].values())).cost()
-        parameters = cost.parameters + cost.initial_state_parameters
-        most = max((share * count for count, share in shares.items()), default=None)
-        cells = ("-", "-") if most is None else (f"{most:,.0f}", f"{most / parameters:.3f}")
-        flops = cost.training_flops_per_token(length) // 3
-        rows.append((label, f"{cost.parameters:,}", f"{cost.initial_state_parameters:,}", f"{flops:,}", *cells))
-    columns = ("model", "parameters", "M0", "FLOPs", "most facts known", "facts per parameter")
-    caption = "Parameters without M0; facts per parameter of both together. FLOPs of a token, forward."
-    return Table("Capacity", columns, rows, caption)
+    first = {next(iter(by_count.values())): by_count for by_count in models.values()}
+    most = {
+        variant: max((share * count for count, share in known(results, by_count).items()), default=None)
+        for variant, by_count in first.items()
+    }
 
+    def per_parameter(results: StudyResults, variant: Variant) -> str:
+        sizes, facts = variant.cost()[0], most[variant]
+        return "-" if facts is None else f"{facts / (sizes.parameters + sizes.initial_state_parameters):.3f}"
 
-def _chart(results: StudyResults, curves: Curves) -> tuple[AnyChart, str]:
-    lines: dict[str, list[Point]] = {}
-    for name, (label, _) in MODELS.items():
-        means = {count: results.mean(curves[name][count], accuracy(count), "facts") for count in COUNTS}
-        if points := [point(count, mean) for count, mean in means.items() if mean is not None]:
-            lines[label] = points
-    half = Reference(HALF, "half of the facts")
-    chart = Chart("facts", "Facts known", "facts", "share known", lines, log_x=True, percent=True, references=(half,))
-    return chart, "Share of the facts that are known after training, by their number; 95% intervals over seeds."
+    columns: dict[str, Cell] = {
+        "parameters": parameters_cell,
+        "M0": initial_state_cell,
+        "FLOPs": flops_cell,
+        "most facts known": lambda results, variant: "-" if (facts := most[variant]) is None else f"{facts:,.0f}",
+        "facts per parameter": per_parameter,
+    }
+    return table(
+        results, "Capacity", first, columns, f"Parameters without M0; facts per parameter of both together. {FLOPS}"
+    )

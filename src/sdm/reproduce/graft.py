@@ -21,6 +21,7 @@ from sdm.evaluation.position import POSITION, Position
 from sdm.evaluation.recall import Recall
 from sdm.evaluation.report import AnyChart, Chart, Point, Table
 from sdm.models.saved_folder import read_shapes
+from sdm.reproduce.exhibits import accuracy_at, accuracy_claim, mean_cell, seeds_cell, table
 from sdm.reproduce.recipes.graft import BASES, LENGTH, SHORT, WINDOW, adapt, pretrain
 from sdm.reproduce.study import (
     Claim,
@@ -31,6 +32,7 @@ from sdm.reproduce.study import (
     StudyResults,
     UnitValue,
     Variant,
+    every,
     nats,
     shown,
     stretch,
@@ -59,7 +61,7 @@ class Method:
     """Of `AdaptConfig`."""
     grid: Sequence[float] = ()
     """Rates that are tried; methods without a grid take those of the method that they extend."""
-    stage: int = 5
+    round: int = 5
     """When its runs begin: those that the targets are about come first, so that a study that is stopped has them."""
 
 
@@ -70,8 +72,8 @@ METHODS = {
     "sdm": Method("SDM graft, base frozen", MEMORY_RATE, _PLAIN, (2.5e-3, 5e-3, 1e-2, 2e-2), 1),
     "gdn": Method("GDN graft, base frozen", GDN_RATE, {"memory": "gdn"}, (5e-3, 1e-2, 2e-2), 1),
     "full": Method("full fine-tuning", FULL_RATE, {"method": "full"}, (5e-5, 1e-4, 2.5e-4, 5e-4, 1e-3), 1),
-    "sdm-m0": Method("SDM graft with M0, base frozen", MEMORY_RATE, {}, stage=3),
-    "sdm-distill": Method("SDM graft, base frozen, distilled", MEMORY_RATE, _PLAIN | {"distill": 1.0}, stage=3),
+    "sdm-m0": Method("SDM graft with M0, base frozen", MEMORY_RATE, {}, round=3),
+    "sdm-distill": Method("SDM graft, base frozen, distilled", MEMORY_RATE, _PLAIN | {"distill": 1.0}, round=3),
     "lora-4": Method("LoRA, rank 4", 5e-4, {"method": "lora", "lora_rank": 4}, (2.5e-4, 5e-4, 1e-3, 2e-3, 5e-3), 3),
     "lora-16": Method("LoRA, rank 16", 5e-4, {"method": "lora", "lora_rank": 16}),
     "sdm-all": Method("SDM graft, everything trained", MEMORY_RATE, _PLAIN | _ALL),
@@ -90,13 +92,14 @@ class BaseRuns:
     start: Variant
     """The base as the methods start from it: of Qwen3 with attention limited to the tokens that it was trained on."""
     methods: Mapping[str, Variant]
-    rates: Mapping[str, Sequence[tuple[float, Variant]]] = field(default_factory=dict)
+    rounds: Mapping[str, int]
+    """The round of each variant by its name, from 1 on; of the base 0."""
+    rates: Mapping[str, Mapping[float, Variant]] = field(default_factory=dict)
     task: Mapping[str, Variant] = field(default_factory=dict)
 
     def all(self) -> list[Variant]:
         """Every run, each once."""
-        rates = [variant for entries in self.rates.values() for _, variant in entries]
-        return [self.base, self.start, *self.methods.values(), *rates, *self.task.values()]
+        return every([self.base, self.start, self.methods, self.rates, self.task])
 
 
 def base_runs(architecture: str, output: Path, base_steps: int, steps: int, seeds: int, rates: bool) -> BaseRuns:
@@ -105,7 +108,9 @@ def base_runs(architecture: str, output: Path, base_steps: int, steps: int, seed
     base = Variant(name, "base", lambda seed: pretrain(architecture, base_steps, seed), MEASUREMENTS)
     window = {"attention_window": SHORT} if "sliding_window" not in BASES[architecture] else {}
 
-    def variant(method: str, lr: float, count: int, stage: int, task: bool = False, total: int = steps) -> Variant:
+    rounds: dict[str, int] = {}
+
+    def variant(method: str, lr: float, count: int, place: int, task: bool = False, total: int = steps) -> Variant:
         entry = METHODS[method]
         grafted = window if entry.fields.get("method", "graft") == "graft" else {}
 
@@ -118,27 +123,27 @@ def base_runs(architecture: str, output: Path, base_steps: int, steps: int, seed
             )
             return replace(config, data=data)
 
-        place = f"{'recall-' if task else ''}{method}-{total}-{lr:g}"
-        return Variant(f"{name}-{place}-s{{seed}}", entry.label, recipe, RECALL if task else MEASUREMENTS, count, stage)
+        run = f"{name}-{'recall-' if task else ''}{method}-{total}-{lr:g}-s{{seed}}"
+        rounds.setdefault(run, place)
+        return Variant(run, entry.label, recipe, RECALL if task else MEASUREMENTS, count)
 
     later = 3 if window else 0  # the second base comes after the first one's primary methods
-    methods = {method: variant(method, entry.rate, seeds, entry.stage + later) for method, entry in METHODS.items()}
+    methods = {method: variant(method, entry.rate, seeds, entry.round + later) for method, entry in METHODS.items()}
     start = base
     if window:  # one step at a rate that changes nothing: the base within its window
         label = f"base, attention limited to {SHORT} tokens"
         start = replace(variant("sdm", 1e-12, 1, 1 + later, total=1), label=label)
     if not rates:
-        return BaseRuns(architecture, base, start, methods)
+        return BaseRuns(architecture, base, start, methods, rounds)
     # Choices are made on validation documents: what is not chosen is not measured on test documents.
     valid = {"valid": MEASUREMENTS["valid"]}
-    tried: dict[str, list[tuple[float, Variant]]] = {}
+    tried: dict[str, dict[float, Variant]] = {}
     for method, entry in METHODS.items():
         for lr in entry.grid:
             run = variant(method, lr, 1, 2)
-            chosen = lr == entry.rate
-            tried.setdefault(method, []).append((lr, run if chosen else replace(run, measurements=valid)))
+            tried.setdefault(method, {})[lr] = run if lr == entry.rate else replace(run, measurements=valid)
     task = {method: variant(method, METHODS[method].rate, seeds, 6, task=True, total=2 * steps) for method in ON_TASK}
-    return BaseRuns(architecture, base, start, methods, tried, task)
+    return BaseRuns(architecture, base, start, methods, rounds, tried, task)
 
 
 def graft_study(output: Path, base_steps: int, steps: int, seeds: int, architectures: Sequence[str]) -> Study:
@@ -154,18 +159,20 @@ def graft_study(output: Path, base_steps: int, steps: int, seeds: int, architect
     for name in architectures:
         if name not in BASES:
             raise UserError(f"--bases must be of {', '.join(BASES)}, got {name!r}")
-    entries = [
+    bases = [
         base_runs(name, output, base_steps, steps, seeds, rates=place == 0) for place, name in enumerate(architectures)
     ]
-    groups = {entry.architecture: entry.all() for entry in entries}
-    sections = [_methods_section(entry, base_steps, steps) for entry in entries]
-    sections += [_task_section(entries[0]), _rates_section(entries[0])]
+    groups = {base.architecture: base.all() for base in bases}
+    rounds = {name: place for base in bases for name, place in base.rounds.items()}
+    sections = [_methods_section(base, base_steps, steps) for base in bases]
+    sections += [_task_section(bases[0]), _rates_section(bases[0])]
     lead = (
         "A memory is put in parallel to the attention of the first block of a pretrained model, with an output of "
         "zero, and trained on longer texts than the base has seen. The paper only hints at this. Compared with it are "
         "LoRA and full fine-tuning on the same rows, and a gated delta net in the place of the sparse memory."
     )
-    return Study("graft", "A memory for a pretrained model", lead, groups, tuple(sections))
+    title = "A memory for a pretrained model"
+    return Study("graft", title, lead, groups, tuple(sections), round_of=lambda run, seed: rounds.get(run.name, 0))
 
 
 def to_base(results: StudyResults, variant: Variant, base: Variant, value: UnitValue) -> Difference | None:
@@ -270,8 +277,6 @@ def _methods_section(runs: BaseRuns, base_steps: int, steps: int) -> Section:
             "base: paired by document, the wider of the intervals over documents and over seeds. Gain: what the "
             f"context beyond {REACH} tokens brings."
         )
-        if not rows:
-            return Exhibit()
         return Exhibit([Table(f"{runs.architecture}: test documents", columns, rows, caption)], _chart(results, runs))
 
     window = f"attention sees {WINDOW} tokens" if start is runs.base else f"full attention, trained on {SHORT} tokens"
@@ -306,8 +311,6 @@ def _chart(results: StudyResults, runs: BaseRuns) -> list[tuple[AnyChart, str]]:
         line = [difference.point(x) for x, difference in points if difference is not None]
         if line:
             curves[variant.label] = line
-    if not curves:
-        return []
     title = f"{runs.architecture}: loss above the base's, by position"
     label = "difference to the base (nats per token)"
     name = f"graft-{runs.architecture}"
@@ -315,53 +318,40 @@ def _chart(results: StudyResults, runs: BaseRuns) -> list[tuple[AnyChart, str]]:
 
 
 def _task_section(runs: BaseRuns) -> Section:
-    def exhibit(results: StudyResults) -> Exhibit:
-        rows = []
-        for variant in runs.task.values():
-            mean = results.mean(variant, accuracy, "recall")
-            if mean is not None:
-                rows.append((variant.label, str(len(results.by_seed(variant, "recall"))), shown(mean, 1, percent=True)))
-        caption = f"{PAIRS} pairs of a key and a value in a row, then every key is asked for; means over seeds."
-        if not rows:
-            return Exhibit()
-        return Exhibit([Table("Recall after training on it", ("method", "seeds", "accuracy"), rows, caption)])
+    value = accuracy_at(PAIRS)
 
-    claim = Claim(
-        "SDM - GDN, both grafted onto the frozen base, accuracy",
-        "not reported",
-        lambda results: results.paired_seeds(runs.task["sdm"], runs.task["gdn"], accuracy, "recall"),
-        "above",
-        True,
-    )
-    section = Section(
+    def exhibit(results: StudyResults) -> Exhibit:
+        measured = [variant for variant in runs.task.values() if results.summaries(variant, "recall")]
+        columns = {"seeds": seeds_cell("recall"), "accuracy": mean_cell(value, "recall", percent=True)}
+        caption = f"{PAIRS} pairs of a key and a value in a row, then every key is asked for; means over seeds."
+        return Exhibit([table(results, "Recall after training on it", measured, columns, caption, "method")])
+
+    quantity = "SDM - GDN, both grafted onto the frozen base, accuracy"
+    return Section(
         "recall",
         f"{runs.architecture}: recall beyond the window",
         "A memory recalls what attention cannot see.",
         "not reported",
         ("the base has never seen the task, and the rates are those that were chosen on code",),
+        exhibit=exhibit,
+        claims=[accuracy_claim(quantity, "not reported", runs.task["sdm"], runs.task["gdn"], value, "recall")],
+        variants=every(runs.task),
+        measurement="recall",
     )
-    return replace(section, exhibit=exhibit, claims=(claim,), variants=tuple(runs.task.values()), measurement="recall")
-
-
-def accuracy(summary: Mapping[str, Any]) -> float:
-    """The share of right answers with `PAIRS` pairs."""
-    return float(summary["accuracy"][str(PAIRS)])
 
 
 def _rates_section(runs: BaseRuns) -> Section:
     def exhibit(results: StudyResults) -> Exhibit:
         rows = []
-        for method, entries in runs.rates.items():
-            losses = {lr: results.mean(variant, nats, "valid") for lr, variant in entries}
+        for method, rates in runs.rates.items():
+            losses = {lr: results.mean(variant, nats, "valid") for lr, variant in rates.items()}
             cells = [f"{lr:g}: {mean.value:.3f}" for lr, mean in losses.items() if mean is not None]
             if cells:
                 rows.append((METHODS[method].label, "; ".join(cells), f"{METHODS[method].rate:g}"))
         caption = f"Nats per token on {DOCUMENTS} validation documents, seed 0."
-        if not rows:
-            return Exhibit()
         summary = "; ".join(f"{label}: {used}" for label, _, used in rows)
-        table = Table("Learning rates", ("method", "rate: loss on validation documents", "used"), rows, caption)
-        return Exhibit([table], summary=f"rates in use: {summary}")
+        tried = Table("Learning rates", ("method", "rate: loss on validation documents", "used"), rows, caption)
+        return Exhibit([tried], summary=f"rates in use: {summary}")
 
     return Section(
         "rates",
@@ -369,6 +359,6 @@ def _rates_section(runs: BaseRuns) -> Section:
         "Every method has a rate of its own. LoRA of rank 16, M0 and everything trained take those of their kin.",
         "not reported",
         exhibit=exhibit,
-        variants=tuple(variant for entries in runs.rates.values() for _, variant in entries),
+        variants=every(runs.rates),
         measurement="valid",
     )

@@ -12,25 +12,27 @@ from dataclasses import dataclass, replace
 
 from sdm.evaluation.measurement import Measurement
 from sdm.evaluation.recall import Recall
-from sdm.evaluation.report import Table
-from sdm.reproduce.recipes.tasks import DEVIATIONS, rebinding, recall
-from sdm.reproduce.study import (
-    WRITE_RULE,
-    Claim,
-    Difference,
-    Exhibit,
-    Section,
-    Study,
-    StudyResults,
-    SummaryValue,
-    Variant,
-    shown,
+from sdm.reproduce.exhibits import (
+    FLOPS,
+    MEAN_95,
+    Cell,
+    Choice,
+    accuracy_at,
+    accuracy_claim,
+    best_rate,
+    choice_accuracy,
+    flops_cell,
+    mean_cell,
+    parameters_cell,
+    state_cell,
+    table,
 )
+from sdm.reproduce.recipes.tasks import DEVIATIONS, rebinding, recall
+from sdm.reproduce.study import WRITE_RULE, Claim, Exhibit, Section, Study, StudyResults, Variant, by_seed, every, sweep
 from sdm.run.config import TrainConfig
 
 SEEDS = 3
 RATES = (1.5e-3, 3e-3, 6e-3)
-MIDDLE = RATES[1]
 SIZES = {"recall": 256, "rebinding": 64}
 """By task: the pairs that models are trained to and compared at."""
 STEPS = 300
@@ -70,89 +72,70 @@ def variants(task: str, rates: tuple[float, ...]) -> Runs:
         "choice": Recall(sizes=(SIZES[task],), rows=32, seed=2),
     }
 
-    def config(form: Form, lr: float, seed: int) -> TrainConfig:
+    def config(form: Form, *, lr: float, seed: int) -> TrainConfig:
         made = recall if task == "recall" else rebinding
         base = made("sdm", lr=lr, steps=STEPS, seed=seed, batch_size=2 if task == "recall" else 4)
         fields = {"num_memory_heads": form.heads, "num_slots": form.slots}
         accesses = {"num_writes": form.accesses, "num_reads": form.accesses}
         return replace(base, model=replace(base.model, **fields, **accesses))
 
-    def variant(name: str, lr: float) -> Variant:
-        run = f"{task}-{name}-lr{lr:g}-seed{{seed}}"
-        return Variant(run, FORMS[name].label, lambda seed: config(FORMS[name], lr, seed), measurements, SEEDS)
-
-    return {name: {lr: variant(name, lr) for lr in rates} for name in FORMS}
+    return {
+        name: sweep(f"{task}-{name}-lr{{lr:g}}-seed{{seed}}", form.label, rates, measurements, SEEDS, config, form)
+        for name, form in FORMS.items()
+    }
 
 
 def heads_study(rates: tuple[float, ...] = RATES) -> Study:
     """The study of `sdm reproduce heads`."""
     runs = {task: variants(task, rates) for task in SIZES}
-    groups = {task: [one for group in forms.values() for one in group.values()] for task, forms in runs.items()}
+    groups = {task: every(forms) for task, forms in runs.items()}
     sections = tuple(_section(task, forms) for task, forms in runs.items())
-    return Study("heads", "Heads at equal state", LEAD, groups, sections, by_seed=True)
-
-
-def accuracy(task: str) -> SummaryValue:
-    """Accuracy at the size that models are trained to."""
-    return lambda summary: summary["accuracy"].get(str(SIZES[task]))
-
-
-def best(results: StudyResults, rates: Mapping[float, Variant], task: str) -> tuple[float, Variant] | None:
-    """The rate with the highest accuracy on rows that no shown number rests on, and its variant."""
-    scores = {
-        lr: mean.value
-        for lr, variant in rates.items()
-        if (mean := results.mean(variant, accuracy(task), "choice")) is not None
-    }
-    if not scores:
-        return None
-    lr = max(scores, key=lambda rate: (scores[rate], rate == MIDDLE))
-    return lr, rates[lr]
+    return Study("heads", "Heads at equal state", LEAD, groups, sections, round_of=by_seed)
 
 
 def _section(task: str, forms: Runs) -> Section:
-    def against(name: str, other: str) -> Claim:
-        def difference(results: StudyResults) -> Difference | None:
-            ours, theirs = (best(results, forms[form], task) for form in (name, other))
-            if ours is None or theirs is None:
-                return None
-            return results.paired_seeds(ours[1], theirs[1], accuracy(task), "recall")
+    value, score = accuracy_at(SIZES[task]), choice_accuracy(SIZES[task])
+    accuracy = mean_cell(value, "recall", percent=True)
 
-        quantity = f"{FORMS[name].label} - {FORMS[other].label}, accuracy at {SIZES[task]} pairs (points)"
-        return Claim(quantity, "not reported: the paper takes one head", difference, "above", percent=True)
+    def best(name: str) -> Choice:
+        return lambda results: None if (model := best_rate(results, forms[name], score)) is None else model.variant
+
+    def against(name: str, other: str) -> Claim:
+        quantity = f"{FORMS[name].label} - {FORMS[other].label}, accuracy at {SIZES[task]} pairs"
+        paper = "not reported: the paper takes one head"
+        return accuracy_claim(quantity, paper, best(name), best(other), value, "recall")
 
     def exhibit(results: StudyResults) -> Exhibit:
-        rows, words = [], []
-        for name, rates in forms.items():
-            chosen = best(results, rates, task)
-            cost, length = next(iter(rates.values())).cost()
-            sizes = (f"{cost.parameters:,}", f"{cost.state_elements:,}")
-            flops = f"{cost.training_flops_per_token(length) // 3:,}"
-            if chosen is None:
-                rows.append((FORMS[name].label, *sizes, flops, "missing", "-"))
-                continue
-            mean = results.mean(chosen[1], accuracy(task), "recall")
-            edge = " (edge)" if len(rates) > 1 and chosen[0] in (min(rates), max(rates)) else ""
-            rows.append((FORMS[name].label, *sizes, flops, shown(mean, 1, percent=True), f"{chosen[0]:g}{edge}"))
-            words.append(f"{FORMS[name].label} {shown(mean, 1, percent=True)}")
-        if not words:
+        chosen = [best_rate(results, rates, score) for rates in forms.values()]
+        rates = {model.variant: model.rate() for model in chosen if model is not None}
+        if not rates:
             return Exhibit()
-        columns = ("memory", "parameters", "state", "FLOPs", f"K = {SIZES[task]}", "rate")
-        caption = "Mean over seeds with its 95% interval. Rates are chosen on other rows. FLOPs of a token, forward."
-        return Exhibit([Table(f"Heads in {task}", columns, rows, caption)], summary="; ".join(words))
+        models = [
+            next(iter(by_rate.values())) if model is None else model.variant
+            for model, by_rate in zip(chosen, forms.values(), strict=True)
+        ]
+        columns: dict[str, Cell] = {
+            "parameters": parameters_cell,
+            "state": state_cell,
+            "FLOPs": flops_cell,
+            f"K = {SIZES[task]}": lambda results, variant: (
+                accuracy(results, variant) if variant in rates else "missing"
+            ),
+            "rate": lambda results, variant: rates.get(variant, "-"),
+        }
+        caption = f"{MEAN_95} Rates are chosen on other rows. {FLOPS}"
+        words = "; ".join(f"{variant.label} {accuracy(results, variant)}" for variant in rates)
+        return Exhibit([table(results, f"Heads in {task}", models, columns, caption, "memory")], summary=words)
 
-    section = Section(
+    compared = ((FOUR, SINGLE), ("one-more", SINGLE), ("four-fewer", SINGLE), ("one-large", FOUR))
+    return Section(
         task,
         f"Heads in {task}",
         "The paper takes one head: fewer heads make a larger state at the same cost.",
         "not reported",
         (WRITE_RULE, *DEVIATIONS, "64 slots a head, 1,024 in the single head of equal cost"),
+        exhibit=exhibit,
+        claims=[against(*pair) for pair in compared],
+        variants=every(forms),
+        measurement="recall",
     )
-    claims = [
-        against(FOUR, SINGLE),
-        against("one-more", SINGLE),
-        against("four-fewer", SINGLE),
-        against("one-large", FOUR),
-    ]
-    every = [one for group in forms.values() for one in group.values()]
-    return replace(section, exhibit=exhibit, claims=claims, variants=every, measurement="recall")

@@ -23,10 +23,9 @@ from sdm.data.config import CorpusConfig, RetrievalConfig, TextConfig, open_data
 from sdm.data.corpus import open_corpus
 from sdm.errors import DataError, TrainingError, UserError
 from sdm.evaluation.eval_model import open_model
-from sdm.evaluation.measurement import Measurement
+from sdm.evaluation.measurement import Measurement, evaluate, settings_of
 from sdm.evaluation.registry import MEASUREMENTS, find
 from sdm.evaluation.results import FILE, Results, read_results
-from sdm.evaluation.runner import evaluate, settings_of
 from sdm.files import DamagedFile, locked, read_json, remove_folder, write_json
 from sdm.models import cost
 from sdm.models.saved_folder import read_shapes
@@ -57,7 +56,7 @@ class Job:
     """By name: the results are in evaluations/NAME of the run's folder."""
     work: float = 1.0
     """Expected duration in any unit: long jobs start first, and the remaining time is estimated by it."""
-    after: str | None = None
+    extends: str | None = None
     """Another job with the same configuration but fewer steps: this one begins from its checkpoint before the decay."""
 
 
@@ -182,17 +181,17 @@ def run_jobs(
 def _next(waiting: Sequence[Job], running: Collection[str]) -> Job | None:
     """The first job that does not wait for another one."""
     pending = {job.name for job in waiting} | {*running}
-    return next((job for job in waiting if job.after not in pending), None)
+    return next((job for job in waiting if job.extends not in pending), None)
 
 
 def _branch(job: Job, folder: Path) -> None:
-    """Give a job that has not begun the checkpoint of the one that it comes after, if there is one to begin from."""
-    if job.after is None or Run(folder / job.name).has_begun():
+    """Give a job that has not begun the checkpoint of the one that it extends, if there is one to begin from."""
+    if job.extends is None or Run(folder / job.name).has_begun():
         return
     try:
-        Run(folder / job.name).branch(Run(folder / job.after), job.config)
+        Run(folder / job.name).branch(Run(folder / job.extends), job.config)
     except (OSError, UserError, TrainingError) as error:
-        log.warning("%s is trained from the start, not from %s: %s", job.name, job.after, error)
+        log.warning("%s is trained from the start, not from %s: %s", job.name, job.extends, error)
 
 
 def read_outcome(job: Job, folder: Path) -> Outcome:
@@ -215,6 +214,25 @@ def read_outcome(job: Job, folder: Path) -> Outcome:
 
 def _is_done(job: Job, outcome: Outcome) -> bool:
     return outcome.facts is not None and outcome.results.keys() == job.measurements.keys()
+
+
+def run_job(folder: Path) -> None:
+    """Train and measure what job.json in a folder describes; finished parts are not repeated."""
+    from sdm.training.trainer import Trainer  # the process that starts jobs does not train
+
+    run = Run(folder)
+    if not run.is_finished():
+        config = from_json(TrainConfig, read_json(folder / JOB)["config"])
+        # The process that runs many jobs shows their progress.
+        Trainer(replace(config, monitor=replace(config.monitor, display="none")), folder).run()
+    failed = []
+    for name, measurement in read_measurements(folder).items():
+        try:
+            measure(measurement, run, name)
+        except (UserError, ImportError) as error:  # others may work
+            failed.append(f"{name}: {error}")
+    if failed:
+        raise UserError("\n".join(failed))
 
 
 def measure(measurement: Measurement, run: Run, name: str) -> None:

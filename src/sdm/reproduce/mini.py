@@ -12,39 +12,51 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import get_args
 
+from sdm.analysis.charts import differences_chart, initial_state_chart, slots_chart, write_read_chart
 from sdm.evaluation.harness.measurement import Harness
 from sdm.evaluation.measurement import Measurement
 from sdm.evaluation.position import Position
 from sdm.evaluation.recall import Recall
+from sdm.evaluation.report import AnyChart
 from sdm.evaluation.ruler.measurement import Ruler
 from sdm.evaluation.ruler.tasks import SIX
 from sdm.evaluation.speed import Speed
+from sdm.reproduce.exhibits import (
+    MEANS,
+    NATS,
+    PAIRED,
+    best_rate,
+    choice_accuracy,
+    curve,
+    loss_claim,
+    negative_valid_loss,
+)
 from sdm.reproduce.quick import GDN_RATES, KEY_DIMS, RECALL_TASK, TRAINED_PAIRS, WORDS, layout, recall_config
 from sdm.reproduce.quick import SLOTS as RECALL_SLOTS
 from sdm.reproduce.recipes import tasks as recall_recipe
 from sdm.reproduce.recipes.mini import DEVIATIONS, PLAIN, RATES, WIDTHS, Architecture, mini
 from sdm.reproduce.sections.loss import (
     comparison_section,
-    differences_figure,
-    grid_figure,
-    initial_state_figure,
-    loss_claim,
     pairwise_claims,
+    position_curve,
     position_section,
-    slots_figure,
+    scaling_section,
 )
-from sdm.reproduce.sections.memory import (
-    ACCESS,
-    COST,
-    UTILISATION,
-    access_section,
-    cost_section,
-    utilisation_section,
+from sdm.reproduce.sections.memory import access_section, cost_section, utilisation_section
+from sdm.reproduce.sections.recall import Forms, accuracy_section, recall_section
+from sdm.reproduce.study import (
+    WRITE_RULE,
+    Claim,
+    Difference,
+    Section,
+    Study,
+    StudyResults,
+    Variant,
+    by_seed,
+    every,
+    seeded,
+    sweep,
 )
-from sdm.reproduce.sections.recall import STATE_RECALL, Forms, accuracy_section, recall_section
-from sdm.reproduce.sections.scaling import scaling_section
-from sdm.reproduce.study import WRITE_RULE, Claim, Difference, Section, Study, StudyResults, Variant
-from sdm.run.config import TrainConfig
 
 SEEDS = 3
 ARCHITECTURES: tuple[Architecture, ...] = get_args(Architecture)
@@ -86,10 +98,7 @@ def _variant(
     **model: bool | int,
 ) -> Variant:
     """A model of code; `model` are fields in which it differs from the ladder's."""
-
-    def recipe(seed: int) -> TrainConfig:
-        return mini(level, architecture, plain, lr=lr, seed=seed, model=model)
-
+    recipe = seeded(mini, level, architecture, plain, lr=lr, model=model)
     return Variant(f"{name}-seed{{seed}}", label, recipe, measurements, SEEDS)
 
 
@@ -117,28 +126,14 @@ def recall_forms() -> Forms:
         "full_attention": {LABELS["full_attention"]: {"steps": 1000}},
     }
 
-    def variant(kind: str, label: str, fields: dict[str, int], lr: float) -> Variant:
-        name = "-".join(("recall", kind, *map(str, fields.values()), f"lr{lr:g}"))
-        return Variant(
-            f"{name}-seed{{seed}}", label, lambda seed: recall_config(kind, seed, lr=lr, **fields), RECALL, SEEDS
-        )
+    def form(kind: str, label: str, fields: dict[str, int]) -> dict[float, Variant]:
+        name = "-".join(("recall", kind, *map(str, fields.values()), "lr{lr:g}-seed{seed}"))
+        rates = ATTENTION_RATES if kind == "full_attention" else RECALL_RATES
+        return sweep(name, label, rates, RECALL, SEEDS, recall_config, kind, **fields)
 
     return {
-        kind: {
-            label: {
-                lr: variant(kind, label, fields, lr)
-                for lr in (ATTENTION_RATES if kind == "full_attention" else RECALL_RATES)
-            }
-            for label, fields in group.items()
-        }
-        for kind, group in forms.items()
+        kind: {label: form(kind, label, fields) for label, fields in group.items()} for kind, group in forms.items()
     }
-
-
-def choice_accuracy(results: StudyResults, variant: Variant) -> float | None:
-    """Score of a learning rate: accuracy on rows that no other number rests on, the mean over seeds."""
-    mean = results.mean(variant, lambda summary: summary["accuracy"][str(TRAINED_PAIRS)], "choice")
-    return None if mean is None else mean.value
 
 
 def _initial_state_section(sdm: Variant, null: Variant, learned: Variant, gdn: Variant) -> Section:
@@ -166,7 +161,14 @@ def _initial_state_section(sdm: Variant, null: Variant, learned: Variant, gdn: V
         "code NLL at level 8, null to learned: SDM 0.845 to 0.822, GDN 0.849 to 0.850",
         DEVIATED,
     )
-    chart = initial_state_figure({"SDM": sdm, "GDN": learned}, {"SDM": null, "GDN": gdn})
+
+    def chart(results: StudyResults) -> tuple[AnyChart, str]:
+        with_state, without = (
+            {name: points for name, variant in side.items() if (points := position_curve(results, variant))}
+            for side in ({"SDM": sdm, "GDN": learned}, {"SDM": null, "GDN": gdn})
+        )
+        return initial_state_chart(with_state, without), "Loss by position with learned and null initial states."
+
     return comparison_section(section, (sdm, null, learned, gdn), claims, chart)
 
 
@@ -210,29 +212,43 @@ def mini_study() -> Study:
         for writes, reads in itertools.product((base // 2, base), (base // 2, base, 2 * base))
     }
     rates = {
-        (kind, lr): replace(
-            levels[kind][SMALL]
-            if lr == RATES[kind]
-            else _variant(f"rate-{kind}-{lr:g}", LABELS[kind], level=SMALL, architecture=kind, lr=lr),
-            label=f"{LABELS[kind]}, {lr:g}",
-            seeds=1,
-        )
+        kind: {
+            lr: replace(
+                levels[kind][SMALL]
+                if lr == RATES[kind]
+                else _variant(f"rate-{kind}-{lr:g}", LABELS[kind], level=SMALL, architecture=kind, lr=lr),
+                label=f"{LABELS[kind]}, {lr:g}",
+                seeds=1,
+            )
+            for lr in SWEPT
+        }
         for kind in ARCHITECTURES
-        for lr in SWEPT
     }
     small = (*DEVIATED, f"level {SMALL}, d = {WIDTHS[SMALL]}, where W = R = {base}")
 
     def rates_summary(results: StudyResults) -> str:
         """The best rate of each architecture by validation loss, which is all that rates are chosen by."""
-        words = []
-        for kind in ARCHITECTURES:
-            losses = {lr: facts.valid_loss for lr in SWEPT if (facts := results.facts(rates[kind, lr])) is not None}
-            known = {lr: loss for lr, loss in losses.items() if loss is not None}
-            if known:
-                best = min(known, key=known.__getitem__)
-                edge = " (edge of the sweep)" if best in (SWEPT[0], SWEPT[-1]) else ""
-                words.append(f"{LABELS[kind]} {best:g}{edge}, {known[best]:.3f}")
+        best = {kind: best_rate(results, group, negative_valid_loss) for kind, group in rates.items()}
+        words = [
+            f"{LABELS[kind]} {chosen.rate('edge of the sweep')}, {-chosen.score:.3f}"
+            for kind, chosen in best.items()
+            if chosen is not None
+        ]
         return f"best rate and its validation loss: {'; '.join(words)}" if words else ""
+
+    def slots_figure(results: StudyResults) -> tuple[AnyChart, str]:
+        levels = dict(zip([gdn.label], curve(results, {0: gdn}), strict=False))
+        return slots_chart({"SDM": curve(results, sizes)}, levels), f"Loss by the number of slots. {MEANS}"
+
+    def grid_figure(results: StudyResults) -> tuple[AnyChart, str]:
+        cells = {pair: cell for pair, variant in grid.items() for cell in curve(results, {0: variant})}
+        return write_read_chart(cells), f"Loss by the writes and reads of a token. {MEANS}"
+
+    def aids_figure(results: StudyResults) -> tuple[AnyChart, str]:
+        differences = {variant.label: results.paired(variant, both) for variant in aids if variant is not both}
+        points = {label: difference.point() for label, difference in differences.items() if difference is not None}
+        title = f"Loss above {both.label}"
+        return differences_chart(points, f"{NATS} above {both.label}", "aids", title), f"{title}. {PAIRED}"
 
     sections = (
         scaling_section(
@@ -271,14 +287,14 @@ def mini_study() -> Study:
             ),
             (*sizes.values(), gdn),
             pairwise_claims(list(sizes.values()), ("-0.010, 27 to 108 MB", "-0.023, 108 to 432 MB", "not reported")),
-            slots_figure(sizes, gdn),
+            slots_figure,
             notes=("More slots also widen W_q and W_k: parameters and FLOPs rise as the table shows.",),
         ),
         recall_section(
-            replace(STATE_RECALL, deviations=(WRITE_RULE, RECALL_TASK, *recall_recipe.DEVIATIONS)),
+            (WRITE_RULE, RECALL_TASK, *recall_recipe.DEVIATIONS),
             forms,
             TRAINED_PAIRS,
-            choice_accuracy,
+            choice_accuracy(TRAINED_PAIRS),
             "the accuracy on rows that no other number rests on, the mean over seeds",
         ),
         accuracy_section(
@@ -324,7 +340,7 @@ def mini_study() -> Study:
             ),
             [*aids, *plain.values()],
             [loss_claim(plain["sdm"], plain["gdn"], "-0.028 at 1.4B")],
-            differences_figure(aids, both, "aids"),
+            aids_figure,
             both,
         ),
         comparison_section(
@@ -337,33 +353,19 @@ def mini_study() -> Study:
             ),
             list(grid.values()),
             [
-                loss_claim(grid[base // 2, base // 2], grid[base, base], "+0.0047 (text) at 1.4B", above=True),
+                loss_claim(grid[base // 2, base // 2], grid[base, base], "+0.0047 (text) at 1.4B", expected="above"),
                 loss_claim(grid[base, 2 * base], grid[base, base], "-0.0016 (text) at 1.4B"),
             ],
-            grid_figure(grid),
+            grid_figure,
             grid[base, base],
         ),
         access_section(
-            replace(ACCESS, deviations=(*DEVIATED, f"charts: level {SMALL}, d = {WIDTHS[SMALL]}, one seed")),
+            (*DEVIATED, f"charts: level {SMALL}, d = {WIDTHS[SMALL]}, one seed"),
             (sdm, plain["sdm"]),
             list(grid.values()),
-            "above zero, shown as a figure",
         ),
-        utilisation_section(
-            replace(UTILISATION, deviations=DEVIATED),
-            (sdm,),
-        ),
-        cost_section(
-            replace(
-                COST,
-                deviations=(
-                    *DEVIATED,
-                    "on this machine, which may be busy; one seed, one thread",
-                ),
-            ),
-            top,
-            SPEED,
-        ),
+        utilisation_section(DEVIATED, (sdm,)),
+        cost_section((*DEVIATED, "on this machine, which may be busy; one seed, one thread"), top, SPEED),
         accuracy_section(
             Section(
                 "short-context",
@@ -387,20 +389,19 @@ def mini_study() -> Study:
                 small,
                 "Rates are chosen by validation loss, one seed; every other number of this page is of test documents.",
             ),
-            list(rates.values()),
-            (),
+            every(rates),
             summary=rates_summary,
         ),
     )
     groups = {
-        "ladder": [variant for group in levels.values() for variant in group.values()],
-        "memory size": list(sizes.values()),
+        "ladder": every(levels),
+        "memory size": every(sizes),
         "initial state": [sdm, null, learned, gdn],
         "aids": aids,
-        "plain": list(plain.values()),
-        "writes and reads": list(grid.values()),
-        "recall": [variant for group in forms.values() for form in group.values() for variant in form.values()],
-        "learning rates": list(rates.values()),
+        "plain": every(plain),
+        "writes and reads": every(grid),
+        "recall": every(forms),
+        "learning rates": every(rates),
     }
-    timed = list(top.values())
-    return Study("mini", "The paper in miniature", LEAD, groups, sections, timed, SPEED, by_seed=True)
+    title = "The paper in miniature"
+    return Study("mini", title, LEAD, groups, sections, list(top.values()), SPEED, round_of=by_seed)

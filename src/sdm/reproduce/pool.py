@@ -1,17 +1,24 @@
-"""A pool of processes that run jobs. Each process loads torch once and runs one job after the other."""
+"""A pool of processes that run jobs. Each process loads torch once and runs one job after the other.
+
+`main` is what such a process runs: it reads folders from its standard input and trains and measures their runs.
+"""
 
 from __future__ import annotations
 
 import contextlib
+import gc
 import os
 import queue
 import signal
 import subprocess
 import sys
 import threading
+import traceback
 from pathlib import Path
 from types import TracebackType
 from typing import IO
+
+from sdm.signals import CONTINUES, ending_with_one_message
 
 
 def processors() -> int:
@@ -74,7 +81,7 @@ class _Worker:
 
     def __init__(self, ends: queue.Queue[tuple[_Worker, str | None]]) -> None:
         # -P: modules are not imported from the working directory, where a random.py would shadow Python's.
-        command = [sys.executable, "-P", "-m", "sdm.reproduce.worker"]
+        command = [sys.executable, "-P", "-m", "sdm.reproduce.pool"]
         self.process = subprocess.Popen(
             command,
             stdin=subprocess.PIPE,
@@ -114,3 +121,47 @@ def _ended(code: int) -> str:
         return f"ended with exit code {code}"
     name = signal.Signals(-code).name
     return f"was ended by {name}" + (" (out of memory?)" if name == "SIGKILL" else "")
+
+
+def main() -> None:
+    """Run jobs until standard input ends; write the exit code of each to standard output."""
+    answers = os.fdopen(os.dup(1), "wb", buffering=0)
+    folders: queue.Queue[Path] = queue.Queue()
+    threading.Thread(target=_read_folders, args=(folders,), daemon=True).start()
+    while True:
+        code = _logged(folders.get())
+        gc.collect()
+        answers.write(b"%d\n" % code)
+        if code > 128:  # a signal
+            sys.exit(code)
+
+
+def _read_folders(folders: queue.Queue[Path]) -> None:
+    """Read folders until the parent process has ended, however it ended; then stop this process, which saves first."""
+    for line in sys.stdin.buffer:
+        folders.put(Path(os.fsdecode(line.removesuffix(b"\n"))))
+    os.kill(os.getpid(), signal.SIGTERM)
+
+
+def _logged(folder: Path) -> int:
+    """Run a job with its output going to its log. Returns an exit code."""
+    from sdm.reproduce.jobs import LOG, run_job  # which starts this pool
+
+    with (folder / LOG).open("ab") as log:
+        for descriptor in (1, 2):
+            os.dup2(log.fileno(), descriptor)
+    try:
+        with ending_with_one_message(CONTINUES):
+            run_job(folder)
+        return 0
+    except SystemExit as end:
+        if isinstance(end.code, int):
+            return end.code
+        print(end.code, file=sys.stderr, flush=True)
+    except Exception:
+        traceback.print_exc()
+    return 1
+
+
+if __name__ == "__main__":
+    main()

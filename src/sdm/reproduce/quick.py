@@ -2,7 +2,7 @@
 
 Recall: SDM with three sizes of its memory, GDN with its key channels in fewer and wider heads (a larger state at equal
 parameters), and full attention. The largest SDM and the widest GDN have three seeds, and GDN a sweep of its learning
-rate; SDM's is not tuned. Code: SDM, GDN and full attention with the aids of `recipes.small_code`, and SDM and GDN
+rate; SDM's is not tuned. Code: SDM, GDN and full attention with the aids of `recipes.code.small_code`, and SDM and GDN
 without them.
 """
 
@@ -15,22 +15,16 @@ from sdm.evaluation.measurement import Measurement
 from sdm.evaluation.position import Position
 from sdm.evaluation.recall import Recall
 from sdm.evaluation.speed import Speed
-from sdm.reproduce.recipes import small_code as code_recipe
+from sdm.reproduce.exhibits import negative_valid_loss
+from sdm.reproduce.recipes import GlobalLayer
+from sdm.reproduce.recipes import code as code_recipe
 from sdm.reproduce.recipes import tasks as recall_recipe
-from sdm.reproduce.recipes.parameters import GlobalLayer
-from sdm.reproduce.recipes.small_code import small_code
+from sdm.reproduce.recipes.code import small_code
 from sdm.reproduce.recipes.tasks import KEY_CHANNELS, recall
 from sdm.reproduce.sections.loss import position_section
-from sdm.reproduce.sections.memory import (
-    ACCESS,
-    COST,
-    UTILISATION,
-    access_section,
-    cost_section,
-    utilisation_section,
-)
-from sdm.reproduce.sections.recall import STATE_RECALL, Forms, recall_section
-from sdm.reproduce.study import WRITE_RULE, Section, Study, StudyResults, Variant
+from sdm.reproduce.sections.memory import access_section, cost_section, utilisation_section
+from sdm.reproduce.sections.recall import Forms, recall_section
+from sdm.reproduce.study import WRITE_RULE, Section, Study, Variant, every, seeded, sweep
 from sdm.run.config import TrainConfig
 
 TRAINED_PAIRS = 256
@@ -69,7 +63,7 @@ RECALL_TASK = (
 CODE = "code, 1.4B: SDM 0.821 nats, GDN 0.849, full attention 0.798"
 
 
-def recall_config(kind: GlobalLayer, seed: int = 0, **changes: Any) -> TrainConfig:
+def recall_config(kind: GlobalLayer, *, seed: int = 0, **changes: Any) -> TrainConfig:
     """A model of recall in its best form, or with changes."""
     return recall(kind, num_pairs=TRAINED_PAIRS, **RECALL[kind] | changes, seed=seed)
 
@@ -82,34 +76,27 @@ def layout(key_dim: int) -> str:
 def recall_forms() -> Forms:
     """The models of recall."""
 
-    def sdm(slots: int) -> Variant:
-        name, seeds = f"recall-sdm-{slots}-seed{{seed}}", 3 if slots == SLOTS[-1] else 1
-        return Variant(
-            name, f"SDM, N = {slots:,}", lambda seed: recall_config("sdm", seed, num_slots=slots), ACCURACY, seeds
-        )
+    def form(kind: GlobalLayer, name: str, label: str, seeds: int = 1, **fields: object) -> dict[float, Variant]:
+        return sweep(f"recall-{name}", label, (RECALL[kind]["lr"],), ACCURACY, seeds, recall_config, kind, **fields)
 
-    def gdn(key_dim: int, lr: float) -> Variant:
-        seeds = 3 if (key_dim, lr) == (KEY_DIMS[-1], GDN_RATE) else 1
-        return Variant(
-            f"recall-gdn-{layout(key_dim)}-lr{lr:g}-seed{{seed}}",
-            f"GDN, {layout(key_dim)}",
-            lambda seed: recall_config("gdn", seed, lr=lr, key_dim=key_dim),
-            ACCURACY,
-            seeds,
-        )
+    def gdn(width: int, seeds: int, *rates: float) -> dict[float, Variant]:
+        name, label = f"recall-gdn-{layout(width)}-lr{{lr:g}}-seed{{seed}}", f"GDN, {layout(width)}"
+        return sweep(name, label, rates, ACCURACY, seeds, recall_config, "gdn", key_dim=width)
 
-    attention = Variant(
-        "recall-attention", "full attention", lambda seed: recall_config("full_attention", seed), ACCURACY
-    )
+    slots = {
+        count: form(
+            "sdm", f"sdm-{count}-seed{{seed}}", f"SDM, N = {count:,}", 3 if count == SLOTS[-1] else 1, num_slots=count
+        )
+        for count in SLOTS
+    }
+    *narrow, widest = KEY_DIMS
     return {
-        "sdm": {f"SDM, N = {slots:,}": {RECALL["sdm"]["lr"]: sdm(slots)} for slots in SLOTS},
+        "sdm": {f"SDM, N = {count:,}": rates for count, rates in slots.items()},
         "gdn": {
-            f"GDN, {layout(width)}": {
-                lr: gdn(width, lr) for lr in (GDN_RATES if width == KEY_DIMS[-1] else (GDN_RATE,))
-            }
-            for width in KEY_DIMS
+            **{f"GDN, {layout(width)}": gdn(width, 1, GDN_RATE) for width in narrow},
+            f"GDN, {layout(widest)}": gdn(widest, 1, *GDN_RATES) | gdn(widest, 3, GDN_RATE),
         },
-        "full_attention": {"full attention": {RECALL["full_attention"]["lr"]: attention}},
+        "full_attention": {"full attention": form("full_attention", "attention", "full attention")},
     }
 
 
@@ -123,29 +110,23 @@ def code_variants() -> dict[str, Variant]:
         "code-sdm-plain": ("SDM, plain", {"global_layer": "sdm", "aided": False}),
         "code-gdn-plain": ("GDN, plain", {"global_layer": "gdn", "aided": False}),
     }
-
-    def variant(name: str, label: str, fields: dict[str, Any]) -> Variant:
-        return Variant(name, label, lambda seed: small_code(**fields, seed=seed), LOSS)
-
-    return {name: variant(name, label, fields) for name, (label, fields) in models.items()}
-
-
-def negative_valid_loss(results: StudyResults, variant: Variant) -> float | None:
-    """Score of a learning rate in the sweep: the validation loss of the first seed, negated."""
-    facts = results.facts(variant)
-    return None if facts is None or facts.valid_loss is None else -facts.valid_loss
+    return {name: Variant(name, label, seeded(small_code, **fields), LOSS) for name, (label, fields) in models.items()}
 
 
 def quick_study() -> Study:
     """The study of `sdm reproduce quick`."""
     forms, code = recall_forms(), code_variants()
-    aided = (WRITE_RULE, *code_recipe.DEVIATIONS)
-    plain = (WRITE_RULE, *code_recipe.SHARED_DEVIATIONS)
-
-    timed = {"sdm": code["code-sdm"], "gdn": code["code-gdn"], "full_attention": code["code-attention"]}
+    aided, plain = (WRITE_RULE, *code_recipe.DEVIATIONS), (WRITE_RULE, *code_recipe.SHARED_DEVIATIONS)
+    sdm, gdn, sdm_plain, gdn_plain = (code[f"code-{name}"] for name in ("sdm", "gdn", "sdm-plain", "gdn-plain"))
+    timed = {"sdm": sdm, "gdn": gdn, "full_attention": code["code-attention"]}
+    cost_deviations = (
+        "d = 64 with one global layer of four, one thread of a CPU: calling small operations takes most of a token's "
+        "time, whatever the context",
+        "random tokens; a context of 32,768 is sixteen times the training length",
+    )
     sections = (
         recall_section(
-            replace(STATE_RECALL, deviations=(WRITE_RULE, RECALL_TASK, *recall_recipe.DEVIATIONS)),
+            (WRITE_RULE, RECALL_TASK, *recall_recipe.DEVIATIONS),
             forms,
             TRAINED_PAIRS,
             negative_valid_loss,
@@ -160,8 +141,8 @@ def quick_study() -> Study:
                 CODE,
                 aided,
             ),
-            code["code-sdm"],
-            (code["code-gdn"], code["code-gdn-1x32"], code["code-gdn-plain"]),
+            sdm,
+            (gdn, code["code-gdn-1x32"], gdn_plain),
             (code["code-attention"],),
             "-0.028 over all positions at 1.4B",
             "the advantage grows substantially at 32k to 512k tokens",
@@ -177,44 +158,20 @@ def quick_study() -> Study:
                 "A million tokens are too few for a model of this size to learn recall without help: GDN's short "
                 "convolutions gain at once from the tokens nearby. `sdm reproduce crossover` goes on to more tokens.",
             ),
-            code["code-sdm-plain"],
-            (code["code-gdn-plain"],),
-            (),
-            "-0.028 over all positions at 1.4B",
+            sdm_plain,
+            (gdn_plain,),
+            paper="-0.028 over all positions at 1.4B",
         ),
-        cost_section(
-            replace(
-                COST,
-                deviations=(
-                    *aided,
-                    "d = 64 with one global layer of four, one thread of a CPU: calling small operations takes most of "
-                    "a token's time, whatever the context",
-                    "random tokens; a context of 32,768 is sixteen times the training length",
-                ),
-                why="At this size calling small operations takes most of a token's time.",
-            ),
-            timed,
-            SPEED,
+        replace(
+            cost_section((*aided, *cost_deviations), timed, SPEED),
+            why="At this size calling small operations takes most of a token's time.",
         ),
-        access_section(
-            replace(ACCESS, deviations=aided),
-            (code["code-sdm"], code["code-sdm-plain"]),
-            (code["code-sdm"], code["code-sdm-plain"]),
-            "above zero, shown as a figure",
-        ),
+        access_section(aided, (sdm, sdm_plain), (sdm, sdm_plain)),
         utilisation_section(
-            replace(
-                UTILISATION,
-                deviations=(*aided, "statistics of one step, 2,048 tokens; the paper's are over 21M tokens"),
-            ),
-            (code["code-sdm"], code["code-sdm-plain"]),
+            (*aided, "statistics of one step, 2,048 tokens; the paper's are over 21M tokens"), (sdm, sdm_plain)
         ),
     )
-    groups = {
-        "recall": [variant for group in forms.values() for rates in group.values() for variant in rates.values()],
-        "code": list(code.values()),
-    }
-    traced = (next(iter(forms["sdm"][f"SDM, N = {SLOTS[-1]:,}"].values())), code["code-sdm"])
-    return Study(
-        "quick", "Sparse Delta Memory in miniature", LEAD, groups, sections, tuple(timed.values()), SPEED, traced
-    )
+    groups = {"recall": every(forms), "code": list(code.values())}
+    traced = (*every(forms["sdm"])[-1:], sdm)
+    title = "Sparse Delta Memory in miniature"
+    return Study("quick", title, LEAD, groups, sections, tuple(timed.values()), SPEED, traced)

@@ -15,15 +15,15 @@ from typing import Any
 from sdm.evaluation.measurement import Measurement
 from sdm.evaluation.position import Position
 from sdm.evaluation.recall import Recall
-from sdm.reproduce.mini import choice_accuracy
+from sdm.reproduce.exhibits import choice_accuracy, validation_summary
 from sdm.reproduce.quick import WORDS
 from sdm.reproduce.recipes import mini as mini_recipe
 from sdm.reproduce.recipes import tasks as recall_recipe
-from sdm.reproduce.recipes.mini import Architecture, mini
+from sdm.reproduce.recipes.mini import mini
 from sdm.reproduce.recipes.tasks import recall
 from sdm.reproduce.sections.loss import comparison_section
 from sdm.reproduce.sections.recall import Forms, recall_section
-from sdm.reproduce.study import WRITE_RULE, Section, Study, StudyResults, Variant
+from sdm.reproduce.study import WRITE_RULE, Section, Study, Variant, every, sweep
 from sdm.run.config import TrainConfig
 
 PAIRS = 256
@@ -62,7 +62,7 @@ UNTUNED = (
 )
 
 
-def recall_config(kind: str, fields: Mapping[str, Any], lr: float, steps: int, seed: int) -> TrainConfig:
+def recall_config(kind: str, fields: Mapping[str, Any], *, lr: float, steps: int, seed: int) -> TrainConfig:
     """A model of recall with one head where its layer has heads."""
     config = recall("gdn", key_dim=64, num_pairs=PAIRS, lr=lr, steps=steps, batch_size=2, seed=seed)
     return replace(config, model=replace(config.model, layer_types=("token_shift", kind), **fields))
@@ -71,18 +71,13 @@ def recall_config(kind: str, fields: Mapping[str, Any], lr: float, steps: int, s
 def recall_forms(rates: Sequence[float], steps: int, seeds: int, every_form: bool = True) -> Forms:
     """The models of recall: every form at every learning rate, or the first form of each."""
 
-    def variant(kind: str, form: str, lr: float) -> Variant:
-        name = f"recall-{kind}-{form.replace(' ', '').replace(',', '')}-lr{lr:g}-seed{{seed}}"
-        fields = RECALL[kind][form]
-        return Variant(
-            name, f"{LABELS[kind]}, {form}", lambda seed: recall_config(kind, fields, lr, steps, seed), MEASURED, seeds
-        )
+    def at_rates(kind: str, form: str) -> dict[float, Variant]:
+        name = f"recall-{kind}-{form.replace(' ', '').replace(',', '')}-lr{{lr:g}}-seed{{seed}}"
+        label, fields = f"{LABELS[kind]}, {form}", RECALL[kind][form]
+        return sweep(name, label, rates, MEASURED, seeds, recall_config, kind, fields, steps=steps)
 
     return {
-        kind: {
-            f"{LABELS[kind]}, {form}": {lr: variant(kind, form, lr) for lr in rates}
-            for form in (forms if every_form else list(forms)[:1])
-        }
+        kind: {f"{LABELS[kind]}, {form}": at_rates(kind, form) for form in (forms if every_form else list(forms)[:1])}
         for kind, forms in RECALL.items()
     }
 
@@ -90,13 +85,13 @@ def recall_forms(rates: Sequence[float], steps: int, seeds: int, every_form: boo
 def code_variants(rates: Sequence[float], seeds: int) -> list[Variant]:
     """The models of code."""
 
-    def variant(kind: str, lr: float) -> Variant:
-        known: Architecture = "sdm" if kind == "sdm" else "gdn"
+    def at_rates(kind: str) -> list[Variant]:
+        name, known = f"code-{kind}-lr{{lr:g}}-seed{{seed}}", "sdm" if kind == "sdm" else "gdn"
         fields = {"global_layer": kind, **CODE.get(kind, {})}
-        name, label = f"code-{kind}-lr{lr:g}-seed{{seed}}", f"{LABELS[kind]}, lr {lr:g}"
-        return Variant(name, label, lambda seed: mini(LEVEL, known, lr=lr, seed=seed, model=fields), POSITION, seeds)
+        models = sweep(name, LABELS[kind], rates, POSITION, seeds, mini, LEVEL, known, model=fields)
+        return [replace(variant, label=f"{variant.label}, lr {lr:g}") for lr, variant in models.items()]
 
-    return [variant(kind, lr) for kind in LABELS for lr in rates]
+    return [variant for kind in LABELS for variant in at_rates(kind)]
 
 
 def rivals_study(
@@ -116,44 +111,37 @@ def rivals_study(
         every_form: Train all forms of SDM and Raven in recall; else the first one of each model.
     """
     forms, code = recall_forms(rates, steps, seeds, every_form), code_variants(code_rates, seeds)
-    groups = {"recall": [one for group in forms.values() for by_rate in group.values() for one in by_rate.values()]}
+    groups = {"recall": every(forms)}
+    text, paper = "The paper compares SDM with GDN and Mamba2, and cites FwPKM.", "not reported"
     recalled = recall_section(
-        Section(
-            "recall",
-            "Recall beside rivals of 2026",
-            "The paper compares SDM with GDN and Mamba2, and cites FwPKM.",
-            "not reported",
-            (WRITE_RULE, *recall_recipe.DEVIATIONS, *UNTUNED),
-        ),
+        (WRITE_RULE, *recall_recipe.DEVIATIONS, *UNTUNED),
         forms,
         PAIRS,
-        choice_accuracy,
+        choice_accuracy(PAIRS),
         "the mean accuracy over seeds on other rows of the task",
     )
-    sections = [replace(recalled, claims=())]
+    sections = [replace(recalled, title="Recall beside rivals of 2026", text=text, paper=paper, claims=())]
     if code:
         groups["code"] = code
         section = Section(
             "code",
             f"Code: level {LEVEL} of the tiny ladder",
-            "The paper compares SDM with GDN and Mamba2, and cites FwPKM.",
-            "not reported",
+            text,
+            paper,
             (WRITE_RULE, *mini_recipe.DEVIATIONS, *UNTUNED),
             "Choose a rate by the line below, whose documents are others than those of the table.",
         )
-        sections.append(comparison_section(section, code, (), base=code[len(code_rates)], summary=_valid(code)))
+        sections.append(
+            comparison_section(
+                section,
+                code,
+                base=code[len(code_rates)],
+                summary=lambda results: validation_summary(results, code, "rates are chosen"),
+            )
+        )
     lead = (
         "Kimi Delta Attention (KDA) is GDN with a decay for each key channel. Raven writes tokens into a few slots "
         "that a router chooses and reads all slots by a softmax. FwPKM reads a few rows of a table by product keys and "
         f"corrects them by gradient steps, chunk by chunk.\n\n{WORDS}"
     )
     return Study("rivals", "SDM beside rivals of 2026", lead, groups, tuple(sections))
-
-
-def _valid(code: Sequence[Variant]) -> Any:
-    def summary(results: StudyResults) -> str:
-        means = {one.label: results.mean(one, measurement="valid") for one in code}
-        words = "; ".join(f"{label} {mean.value:.3f}" for label, mean in means.items() if mean)
-        return f"nats per token on the documents that rates are chosen on: {words}" if words else ""
-
-    return summary

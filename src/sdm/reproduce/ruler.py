@@ -1,9 +1,9 @@
 """`sdm reproduce ruler`: RULER's tasks at many times the trained length, by small models trained on tasks of its kind.
 
-The models are those of `recipes.retrieval`: they learn retrieval from rows of 512 tokens with other keys and haystacks
-than RULER's, and are measured on RULER's own tasks from 512 tokens on. GDN's layouts and rates are swept on held-out
-rows of the training's generator; RULER's samples decide nothing. A second experiment trains to 2,048 tokens, with
-chains of variables.
+The models are those of `recipes.tasks.retrieval`: they learn retrieval from rows of 512 tokens with other keys and
+haystacks than RULER's, and are measured on RULER's own tasks from 512 tokens on. GDN's layouts and rates are swept on
+held-out rows of the training's generator; RULER's samples decide nothing. A second experiment trains to 2,048 tokens,
+with chains of variables.
 """
 
 from __future__ import annotations
@@ -13,24 +13,27 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from sdm.evaluation.measurement import Measurement
-from sdm.evaluation.report import AnyChart, Chart, Grid, Point, Reference, Table
+from sdm.evaluation.report import AnyChart, Chart, Grid, Reference, Table
 from sdm.evaluation.ruler.measurement import Ruler
 from sdm.evaluation.statistics import Mean
-from sdm.reproduce.recipes.retrieval import DEVIATIONS, retrieval
+from sdm.reproduce.exhibits import accuracy_claim, best_rate, negative_valid_loss
+from sdm.reproduce.recipes.tasks import RETRIEVAL_DEVIATIONS, retrieval
 from sdm.reproduce.study import (
     WRITE_RULE,
     Claim,
-    Difference,
     Exhibit,
     Section,
     Study,
     StudyResults,
     SummaryValue,
     Variant,
+    by_seed,
+    every,
     point,
+    seeded,
     shown,
+    sweep,
 )
-from sdm.run.config import TrainConfig
 
 SEEDS = 3
 SAMPLE_SEED = 43  # of RULER's samples; those of the default, 42, were looked at while the recipe was made
@@ -129,47 +132,37 @@ TRAINED_ON = (
 
 def models(samples: int = 100) -> dict[str, Variant]:
     """The models that are compared, by architecture."""
-    every = SHORT.measurements(samples)
-    short = SHORT.measurements(samples, SHORT.far)  # attention's time grows with the square of the length
-    best = gdn(*GDN_BEST[0], GDN_BEST[1])
+    all_lengths = SHORT.measurements(samples)
+    near = SHORT.measurements(samples, SHORT.far)  # attention's time grows with the square of the length
+    (heads, key_dim), lr = GDN_BEST
+    best = gdn_rates(GDN_BEST[0], (lr,))[lr]
 
-    def variant(name: str, label: str, measurements: dict[str, Measurement], **fields: Any) -> Variant:
-        return Variant(f"{name}-seed{{seed}}", label, lambda seed: retrieval(seed=seed, **fields), measurements, SEEDS)
+    def variant(name: str, label: str, measurements: dict[str, Measurement], **fields: object) -> Variant:
+        return Variant(f"{name}-seed{{seed}}", label, seeded(retrieval, **fields), measurements, SEEDS)
 
+    longer = {"global_layer": "gdn", "lr": lr, "heads": heads, "key_dim": key_dim, "steps": 1200}
     return {
-        "sdm": variant("sdm", "SDM", every),
-        "gdn": replace(best, measurements=every, seeds=SEEDS),
-        "gdn-longer": variant(
-            "gdn-longer",
-            f"{best.label}, twice the steps",
-            short,
-            global_layer="gdn",
-            lr=GDN_BEST[1],
-            heads=GDN_BEST[0][0],
-            key_dim=GDN_BEST[0][1],
-            steps=1200,
-        ),
-        "full_attention": variant("attention", "full attention", short, global_layer="full_attention", **ATTENTION),
-        "mixed": variant("mixed", "mixed FA/SDM", short, layer_types=MIXED, **ATTENTION),
+        "sdm": variant("sdm", "SDM", all_lengths),
+        "gdn": replace(best, measurements=all_lengths, seeds=SEEDS),
+        "gdn-longer": variant("gdn-longer", f"{best.label}, twice the steps", near, **longer),
+        "full_attention": variant("attention", "full attention", near, global_layer="full_attention", **ATTENTION),
+        "mixed": variant("mixed", "mixed FA/SDM", near, layer_types=MIXED, **ATTENTION),
     }
 
 
-def gdn(heads: int, key_dim: int, lr: float, **fields: Any) -> Variant:
-    """GDN with a layout of its keys, at a learning rate."""
-    name = f"gdn-{heads}x{key_dim}-lr{lr:g}-seed{{seed}}"
-
-    def recipe(seed: int) -> TrainConfig:
-        return retrieval("gdn", lr=lr, seed=seed, heads=heads, key_dim=key_dim, **fields)
-
-    return Variant(name, f"GDN, {heads}x{key_dim}", recipe, {})
+def gdn_rates(layout: tuple[int, int], rates: Sequence[float] = GDN_RATES, **fields: object) -> dict[float, Variant]:
+    """GDN with a layout of its keys, at several learning rates."""
+    heads, key_dim = layout
+    name, label = f"gdn-{heads}x{key_dim}-lr{{lr:g}}-seed{{seed}}", f"GDN, {heads}x{key_dim}"
+    return sweep(name, label, rates, {}, 1, retrieval, "gdn", heads=heads, key_dim=key_dim, **fields)
 
 
 def wide_models(samples: int = 100) -> dict[str, Variant]:
     """SDM and GDN trained to 2,048 tokens with all tasks; one seed."""
     measurements = WIDE.measurements(samples)
-    other = gdn(*GDN_BEST[0], GDN_BEST[1], **WIDE_ROWS)
+    other = gdn_rates(GDN_BEST[0], GDN_BEST[1:], **WIDE_ROWS)[GDN_BEST[1]]
     return {
-        "sdm": Variant("wide-sdm", "SDM", lambda seed: retrieval(seed=seed, **WIDE_ROWS), measurements),
+        "sdm": Variant("wide-sdm", "SDM", seeded(retrieval, **WIDE_ROWS), measurements),
         "gdn": replace(other, name="wide-gdn", measurements=measurements),
     }
 
@@ -181,22 +174,20 @@ def ruler_study(samples: int = 100) -> Study:
         samples: Samples of each task at lengths near the trained one; longer prompts have fewer.
     """
     compared, wide = models(samples), wide_models(samples)
-    sweep = {
-        (heads, key_dim, lr): compared["gdn"] if ((heads, key_dim), lr) == GDN_BEST else gdn(heads, key_dim, lr)
-        for heads, key_dim in GDN_LAYOUTS
-        for lr in GDN_RATES
-    }
+    swept = {layout: gdn_rates(layout) for layout in GDN_LAYOUTS}
+    if GDN_BEST[1] in swept.get(GDN_BEST[0], {}):
+        swept[GDN_BEST[0]][GDN_BEST[1]] = compared["gdn"]
     sections = (
         ruler_section("ruler", "RULER beyond the trained length", SHORT, compared),
-        _sweep_section(sweep),
+        _sweep_section(swept),
         ruler_section("ruler-wide", f"Trained to {WIDE.trained:,} tokens", WIDE, wide),
     )
     groups = {
-        "compared": list(compared.values()),
-        "GDN's layouts and rates": list(sweep.values()),
-        "trained to 2,048 tokens": list(wide.values()),
+        "compared": every(compared),
+        "GDN's layouts and rates": every(swept),
+        "trained to 2,048 tokens": every(wide),
     }
-    return Study("ruler", "RULER in miniature", LEAD, groups, sections, by_seed=True)
+    return Study("ruler", "RULER in miniature", LEAD, groups, sections, round_of=by_seed)
 
 
 def accuracy(tasks: Sequence[str], length: int) -> SummaryValue:
@@ -225,12 +216,9 @@ def ruler_section(key: str, title: str, experiment: Experiment, compared: Mappin
 
     def against(rival: Variant, tasks: Sequence[str], length: int) -> Claim:
         names = " and ".join(_short(task) for task in tasks)
-
-        def difference(results: StudyResults) -> Difference | None:
-            return results.paired_seeds(sdm, rival, accuracy(tasks, length), experiment.measured_by(length))
-
-        quantity = f"SDM - {rival.label}, accuracy on {names} at {length:,} tokens (points)"
-        return Claim(quantity, "RULER, 1.4B: SDM 31.2%, GDN 20.0%, attention 32.5%", difference, "above", percent=True)
+        quantity = f"SDM - {rival.label}, accuracy on {names} at {length:,} tokens"
+        paper = "RULER, 1.4B: SDM 31.2%, GDN 20.0%, attention 32.5%"
+        return accuracy_claim(quantity, paper, sdm, rival, accuracy(tasks, length), experiment.measured_by(length))
 
     def exhibit(results: StudyResults) -> Exhibit:
         tables = [table for variant in compared.values() if (table := _table(results, experiment, variant)) is not None]
@@ -240,24 +228,23 @@ def ruler_section(key: str, title: str, experiment: Experiment, compared: Mappin
         notes = (TRAINED_ON, f"Trained lengths end at {experiment.trained:,} tokens: longer ones were never seen.")
         return Exhibit([targets, *tables], [_chart(key, results, experiment, compared)], notes, words)
 
-    section = Section(
+    near, far = experiment.trained, experiment.far
+    places = [
+        (tasks, length)
+        for tasks, length in (((MULTIKEY,), near), ((MULTIKEY,), far), (SINGLE, far))
+        if length in experiment.all_lengths()
+    ]
+    return Section(
         key,
         title,
         "SDM keeps recall where GDN's state is too small and attention's positions were never trained.",
         "RULER at level 8, 4k to 131k: SDM 31.2%, GDN 20.0%, attention 32.5%",
-        (WRITE_RULE, *DEVIATIONS),
+        (WRITE_RULE, *RETRIEVAL_DEVIATIONS),
+        exhibit=exhibit,
+        claims=[against(rival, *place) for rival in rivals for place in places],
+        variants=[sdm, *rivals],
+        measurement="ruler",
     )
-    compared_at = [
-        (tasks, length)
-        for tasks, length in (
-            ((MULTIKEY,), experiment.trained),
-            ((MULTIKEY,), experiment.far),
-            (SINGLE, experiment.far),
-        )
-        if length in experiment.all_lengths()
-    ]
-    claims = [against(rival, *place) for rival in rivals for place in compared_at]
-    return replace(section, exhibit=exhibit, claims=claims, variants=[sdm, *rivals], measurement="ruler")
 
 
 def _short(task: str) -> str:
@@ -299,51 +286,49 @@ def _table(results: StudyResults, experiment: Experiment, variant: Variant) -> T
 def _chart(
     key: str, results: StudyResults, experiment: Experiment, compared: Mapping[str, Variant]
 ) -> tuple[AnyChart, str]:
-    trained = Reference(experiment.trained, f"trained to {experiment.trained:,}", "x")
+    references = (Reference(experiment.trained, f"trained to {experiment.trained:,}", "x"),)
     charts = []
     for task in experiment.tasks:
-        curves: dict[str, list[Point]] = {}
+        curves = {}
         for variant in compared.values():
-            means = {
-                length: _mean(results, experiment, variant, (task,), length) for length in experiment.all_lengths()
-            }
-            if points := [point(length, mean) for length, mean in means.items() if mean is not None]:
+            means = [
+                (length, _mean(results, experiment, variant, (task,), length)) for length in experiment.all_lengths()
+            ]
+            if points := [point(length, mean) for length, mean in means if mean is not None]:
                 curves[variant.label] = points
-        name, references = f"{key}-{_short(task)}", (trained,)
-        charts.append(
-            Chart(name, _short(task), "tokens", "accuracy", curves, log_x=True, percent=True, references=references)
-        )
+        name, title = f"{key}-{_short(task)}", _short(task)
+        charts.append(Chart(name, title, "tokens", "accuracy", curves, log_x=True, percent=True, references=references))
     caption = "RULER's tasks by the length of the context, means over seeds with 95% intervals."
     return Grid(key, "RULER by the length of the context", charts), caption
 
 
-def _sweep_section(sweep: Mapping[tuple[int, int, float], Variant]) -> Section:
+def _sweep_section(layouts: Mapping[tuple[int, int], Mapping[float, Variant]]) -> Section:
     def exhibit(results: StudyResults) -> Exhibit:
-        losses: dict[tuple[int, int, float], float] = {}
-        for place, variant in sweep.items():
-            facts = results.facts(variant)
-            if facts is not None and facts.valid_loss is not None:
-                losses[place] = facts.valid_loss
-        if not losses:
+        best = {layout: best_rate(results, rates, negative_valid_loss) for layout, rates in layouts.items()}
+        known = {layout: chosen for layout, chosen in best.items() if chosen is not None}
+        if not known:
             return Exhibit()
-        rows = []
-        for heads, key_dim in GDN_LAYOUTS:
-            cells = [losses.get((heads, key_dim, lr)) for lr in GDN_RATES]
-            state = sweep[heads, key_dim, GDN_RATES[0]].cost()[0].state_elements
-            row = ("-" if loss is None else f"{loss:.3f}" for loss in cells)
-            rows.append((f"{heads}x{key_dim}", f"{state:,}", *row))
-        heads, key_dim, lr = min(losses, key=losses.__getitem__)
+        rows, losses = [], 0
+        for (heads, key_dim), rates in layouts.items():
+            scores = [negative_valid_loss(results, variant) for variant in rates.values()]
+            losses += sum(score is not None for score in scores)
+            state = next(iter(rates.values())).cost()[0].state_elements
+            cells = ("-" if score is None else f"{-score:.3f}" for score in scores)
+            rows.append((f"{heads}x{key_dim}", f"{state:,}", *cells))
+        heads, key_dim = max(known, key=lambda layout: known[layout].score)
+        chosen = known[heads, key_dim].rate("edge of the sweep")
         caption = "Loss of answers on held-out rows of the training's generator, nats per token; seed 0."
         columns = ("heads x key channels", "state", *(f"{rate:g}" for rate in GDN_RATES))
-        edge = " (edge of the sweep)" if lr in (GDN_RATES[0], GDN_RATES[-1]) else ""
-        chosen = f"best of {len(losses)} of {len(sweep)}: {heads}x{key_dim} at {lr:g}{edge}"
-        return Exhibit([Table("GDN's sweep", columns, rows, caption)], summary=chosen)
+        summary = f"best of {losses} of {len(every(layouts))}: {heads}x{key_dim} at {chosen}"
+        return Exhibit([Table("GDN's sweep", columns, rows, caption)], summary=summary)
 
-    section = Section(
+    return Section(
         "sweep",
         "GDN's layouts and rates",
         "GDN is compared in its best form, chosen by the loss on held-out rows, never by RULER.",
         "one layout and one rate",
-        (WRITE_RULE, *DEVIATIONS),
+        (WRITE_RULE, *RETRIEVAL_DEVIATIONS),
+        exhibit=exhibit,
+        variants=every(layouts),
+        measurement="",
     )
-    return replace(section, exhibit=exhibit, variants=list(sweep.values()), measurement="")

@@ -7,24 +7,34 @@ import shlex
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import torch
 
-from sdm.analysis.pages import Finding, Page, Verdict, illustration, write_page
+from sdm.analysis.pages import Finding, Page, illustration, write_page
 from sdm.analysis.pages import Section as PageSection
 from sdm.analysis.pages.write import environment
 from sdm.analysis.trace_page import write_run_trace
 from sdm.errors import UserError
 from sdm.evaluation.eval_model import open_model
+from sdm.evaluation.measurement import evaluate
 from sdm.evaluation.report import Table
-from sdm.evaluation.runner import evaluate
 from sdm.files import DamagedFile, read_json, write_json
 from sdm.reproduce.jobs import Job, Outcome, Progress, prepare_corpora, run_jobs, study_lock
 from sdm.reproduce.pool import processors
-from sdm.reproduce.study import NOT_YET, RULE, SPEED_FOLDER, Claim, Section, Study, StudyResults, Variant, combined
+from sdm.reproduce.study import (
+    NOT_YET,
+    RULE,
+    SPEED_FOLDER,
+    Exhibit,
+    Section,
+    Study,
+    StudyResults,
+    Variant,
+    combined,
+)
 from sdm.run import Run
 
 FAILURES = "failures.json"  # the ends of logs, for a page that is written later
@@ -91,15 +101,14 @@ def run_study(
 
 def _run(study: Study, output: Path, processes: int, progress: MakeProgress) -> dict[str, str]:
     """Run the jobs. Returns the end of the log of each that failed."""
-    rounds: dict[tuple[int, int], list[Job]] = {}
+    rounds: dict[int, list[Job]] = {}
     for variant, seed in study.runs():
-        # One round if most runs have one seed: the processes do not wait for the last run of a seed.
-        rounds.setdefault((variant.stage, seed if study.by_seed else 0), []).append(variant.job(seed))
+        rounds.setdefault(study.round_of(variant, seed), []).append(variant.job(seed))
     prepare_corpora([job for jobs in rounds.values() for job in jobs])
     failures: dict[str, str] = {}
-    for (_, seed), jobs in sorted(rounds.items(), key=lambda item: item[0]):
-        if study.by_seed:
-            log.info("seed %d: %d runs", seed, len(jobs))
+    for number, (_, jobs) in enumerate(sorted(rounds.items()), start=1):
+        if len(rounds) > 1:
+            log.info("round %d of %d: %d runs", number, len(rounds), len(jobs))
         with progress(jobs) as listener:
             outcomes = run_jobs(jobs, output, processes, listener)
         failures |= {name: outcome.failure for name, outcome in outcomes.items() if outcome.failure is not None}
@@ -118,7 +127,7 @@ def _measure_speed(study: Study, results: StudyResults) -> None:
     """Measure the models in turns on one thread, after all training: timings need an idle machine."""
     if study.speed is None:
         return
-    folders = [outcome.folder for variant in study.timed for outcome in [*results.by_seed(variant).values()][:1]]
+    folders = [outcome.folder for variant in study.timed if (outcome := results.first(variant)) is not None]
     if not folders:
         return
     log.info("measuring the speed of %d models", len(folders))
@@ -137,11 +146,13 @@ def _measure_speed(study: Study, results: StudyResults) -> None:
 def _write_traces(study: Study, results: StudyResults) -> None:
     """Write the pages of the traced models."""
     for variant in study.traced:
-        for outcome in [*results.by_seed(variant).values()][:1]:
-            try:
-                write_run_trace(outcome.folder, _trace_path(results, variant))
-            except (UserError, ValueError, ArithmeticError) as error:
-                log.warning("%s is not traced: %s", outcome.folder.name, error)
+        outcome = results.first(variant)
+        if outcome is None:
+            continue
+        try:
+            write_run_trace(outcome.folder, _trace_path(results, variant))
+        except (UserError, ValueError, ArithmeticError) as error:
+            log.warning("%s is not traced: %s", outcome.folder.name, error)
 
 
 def _trace_path(results: StudyResults, variant: Variant) -> Path:
@@ -186,52 +197,45 @@ def study_page(study: Study, results: StudyResults, seconds: float = 0.0) -> Pag
 
 def _finding(section: Section, results: StudyResults) -> Finding:
     """A section as a finding; where it cannot be made it says why, so that the others are shown."""
-    fixed: dict[str, Any] = {"deviations": section.deviations}
-
-    def failed(verdict: Verdict, why: str) -> Finding:
-        return Finding(section.key, section.title, section.text, "not measured", section.paper, verdict, why, **fixed)
-
-    try:
-        exhibit = section.exhibit(results)
-        differences = [claim.difference(results) for claim in section.claims]
-    except ImportError as error:
-        return failed("missing", f"{error}. Install it, and the same command makes this part.")
-    except UserError as error:
-        return failed("failed", str(error))
-    verdicts = [claim.verdict(difference) for claim, difference in zip(section.claims, differences, strict=True)]
-    missing = results.missing(section.variants, section.measurement)
-    verdict = combined(verdicts, missing)
-    if verdict == "measured" and not exhibit.summary:
-        verdict = "missing"
-    lines = [
-        f"{claim.quantity}: {claim.in_words(difference)}"
-        for claim, difference in zip(section.claims, differences, strict=True)
-    ]
-    measured = [line for line, difference in zip(lines, differences, strict=True) if difference is not None]
-    table = (_claims_table(section.claims, lines, verdicts),) if measured else ()
-    unfinished = f"Not finished: {'; '.join(missing)}." if missing else ""
-    return Finding(
+    finding = Finding(
         section.key,
         section.title,
         section.text,
-        "; ".join([*([exhibit.summary] if exhibit.summary else []), *measured]) or NOT_YET,
+        "not measured",
         section.paper,
-        verdict,
-        " ".join(part for part in (unfinished, section.why if verdict != "agrees" else "") if part),
-        illustrations=tuple(illustration(chart, caption=caption) for chart, caption in exhibit.charts),
-        tables=(*table, *exhibit.tables),
-        notes=tuple(exhibit.notes),
-        **fixed,
+        "missing",
+        deviations=tuple(section.deviations),
     )
-
-
-def _claims_table(claims: Sequence[Claim], lines: Sequence[str], verdicts: Sequence[str]) -> Table:
-    """What was compared, and the rule of the verdicts."""
+    begun = not section.variants or any(results.by_seed(variant, section.measurement) for variant in section.variants)
+    try:
+        exhibit = section.exhibit(results) if begun else Exhibit()
+        differences = [(claim, claim.difference(results)) for claim in section.claims]
+    except ImportError as error:
+        return replace(finding, why=f"{error}. Install it, and the same command makes this part.")
+    except UserError as error:
+        return replace(finding, verdict="failed", why=str(error))
     rows = [
-        (line, claim.paper, claim.expected, verdict)
-        for claim, line, verdict in zip(claims, lines, verdicts, strict=True)
+        (f"{claim.quantity}: {claim.in_words(difference)}", claim.paper, claim.expected, claim.verdict(difference))
+        for claim, difference in differences
     ]
-    return Table("Compared with the paper", ("measured", "paper", "paper's side", "verdict"), rows, RULE)
+    measured = [row[0] for row in rows if row[-1] != "missing"]
+    compared = Table("Compared with the paper", ("measured", "paper", "paper's side", "verdict"), rows, RULE)
+    tables = [table for table in (*([compared] if measured else []), *exhibit.tables) if table.rows]
+    charts = [(chart, caption) for chart, caption in exhibit.charts if not chart.is_empty()]
+    missing = results.missing(section.variants, section.measurement)
+    verdict = combined([row[-1] for row in rows], missing)
+    if verdict == "measured" and not (tables or charts or exhibit.summary):
+        verdict = "missing"
+    unfinished = f"Not finished: {'; '.join(missing)}." if missing else ""
+    return replace(
+        finding,
+        found="; ".join(part for part in (exhibit.summary, *measured) if part) or NOT_YET,
+        verdict=verdict,
+        why=" ".join(part for part in (unfinished, section.why if verdict != "agrees" else "") if part),
+        illustrations=tuple(illustration(chart, caption=caption) for chart, caption in charts),
+        tables=tuple(tables),
+        notes=tuple(exhibit.notes),
+    )
 
 
 def _failed_runs(results: StudyResults) -> tuple[Finding, ...]:

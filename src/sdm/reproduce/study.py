@@ -48,9 +48,7 @@ class Variant:
     measurements: Mapping[str, Measurement]
     """By name: the results are in evaluations/NAME of each run."""
     seeds: int = 1
-    stage: int = 0
-    """Runs of a stage begin when those of the stages before have ended: they may start from their weights."""
-    after: Variant | None = None
+    extends: Variant | None = None
     """The same model with fewer steps: runs of this variant branch off its runs before their decay, which gives the
     same numbers as training from the start."""
 
@@ -61,14 +59,54 @@ class Variant:
     def job(self, seed: int) -> Job:
         """Training and measurements of a seed."""
         config = self.recipe(seed)
-        after = None if self.after is None or seed >= self.after.seeds else self.after.run_name(seed)
-        return Job(self.run_name(seed), config, self.measurements, expected_work(config), after)
+        shorter = self.extends.run_name(seed) if self.extends is not None and seed < self.extends.seeds else None
+        return Job(self.run_name(seed), config, self.measurements, expected_work(config), shorter)
 
     def cost(self) -> tuple[Cost, int]:
         """Parameters, state and FLOPs, known before any run; and the length of a training sequence."""
         config = self.recipe(0)
         length, vocabulary = data_sizes(config)
         return cost(config.model.build(vocabulary)), length
+
+
+def seeded(recipe: Callable[..., TrainConfig], *arguments: object, **fields: object) -> Callable[[int], TrainConfig]:
+    """A recipe with all of its arguments but the seed."""
+    return lambda seed: recipe(*arguments, **fields, seed=seed)
+
+
+def sweep(
+    name: str,
+    label: str,
+    rates: Iterable[float],
+    measurements: Mapping[str, Measurement],
+    seeds: int,
+    recipe: Callable[..., TrainConfig],
+    *arguments: object,
+    **fields: object,
+) -> dict[float, Variant]:
+    """A model at several learning rates; `{lr:g}` and `{seed}` in its name stand for the rate and the seed."""
+    return {
+        lr: Variant(
+            name.format(lr=lr, seed="{seed}"),
+            label,
+            seeded(recipe, *arguments, **fields, lr=lr),
+            measurements,
+            seeds,
+        )
+        for lr in rates
+    }
+
+
+Nested = Variant | Sequence["Nested"] | Mapping[Any, "Nested"]
+"""Variants by whatever they differ in."""
+
+
+def every(variants: Nested) -> list[Variant]:
+    """All variants of nested mappings and sequences, in their order."""
+    if isinstance(variants, Variant):
+        return [variants]
+    parts = variants.values() if isinstance(variants, Mapping) else variants
+    return [variant for part in parts for variant in every(part)]
 
 
 @dataclass(frozen=True)
@@ -236,8 +274,9 @@ class Study:
     speed: Speed | None = None
     traced: Sequence[Variant] = ()
     """Models whose reads are shown on a page of their own, linked from the report; the first seed of each."""
-    by_seed: bool = False
-    """Whether all runs of a seed end before those of the next begin."""
+    round_of: Callable[[Variant, int], int] = lambda variant, seed: 0
+    """The round of a run: it begins when the runs of all rounds before have ended. A study that is stopped has the
+    first rounds. One round if most runs have one seed: no process waits for the last run of a round."""
 
     def variants(self) -> list[Variant]:
         """All variants, each once; of variants that share runs the one with most seeds."""
@@ -248,10 +287,15 @@ class Study:
         return list(by_name.values())
 
     def runs(self) -> list[tuple[Variant, int]]:
-        """All runs, seed by seed: a study that is stopped early has every experiment, with fewer seeds."""
+        """All runs, seed by seed."""
         variants = self.variants()
         seeds = range(max((variant.seeds for variant in variants), default=0))
         return [(variant, seed) for seed in seeds for variant in variants if seed < variant.seeds]
+
+
+def by_seed(variant: Variant, seed: int) -> int:
+    """A round for each seed: a study that is stopped has every experiment, with fewer seeds."""
+    return seed
 
 
 UnitValue = Callable[[Mapping[str, Any]], float]
@@ -323,11 +367,14 @@ class StudyResults:
         """The summary of every seed that is measured."""
         return [outcome.measured[measurement] for outcome in self.by_seed(variant, measurement).values()]
 
+    def first(self, variant: Variant, measurement: str = "") -> Outcome | None:
+        """The outcome of the first seed that is trained, and measured if a measurement is named."""
+        return next(iter(self.by_seed(variant, measurement).values()), None)
+
     def facts(self, variant: Variant) -> RunFacts | None:
         """Size and course of the first seed that is trained."""
-        for outcome in self.by_seed(variant).values():
-            return outcome.facts
-        return None
+        outcome = self.first(variant)
+        return None if outcome is None else outcome.facts
 
     def values(self, variant: Variant, value: SummaryValue, measurement: str = "position") -> dict[int, float]:
         """A number of every seed that is measured and has it."""

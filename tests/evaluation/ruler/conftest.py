@@ -8,7 +8,7 @@ import pytest
 
 from sdm.data.sources import open_source
 from sdm.data.tokenization import ByteTokenizer, HFTokenizer, Tokenizer, train_bpe
-from sdm.evaluation.ruler.generator import Generator, counter
+from sdm.evaluation.ruler.sample import Generator, counter
 
 
 @pytest.fixture(scope="session")

@@ -17,11 +17,11 @@ from sdm.cli import main
 from sdm.data.tokenization import ByteTokenizer, Tokenizer
 from sdm.errors import UserError
 from sdm.evaluation.eval_model import open_model
+from sdm.evaluation.measurement import evaluate
 from sdm.evaluation.report import Grid
 from sdm.evaluation.results import read_results
 from sdm.evaluation.ruler.measurement import Ruler, summarise
 from sdm.evaluation.ruler.tasks import SIX, TASKS
-from sdm.evaluation.runner import evaluate
 from sdm.evaluation.statistics import compare
 from sdm.models.saved_folder import no_progress_bar
 from tiny_models import tiny_model

@@ -12,9 +12,8 @@ import pytest
 import ruler_oracle as oracle
 from sdm.data.tokenization import ByteTokenizer
 from sdm.errors import UserError
-from sdm.evaluation.ruler.generator import Generator, Sources, counter
 from sdm.evaluation.ruler.questions import MadeQuestions, read_hotpot, read_squad
-from sdm.evaluation.ruler.sample import score
+from sdm.evaluation.ruler.sample import Generator, Sources, counter, score
 
 
 def squad(articles: int = 6, paragraphs: int = 4) -> dict[str, Any]:

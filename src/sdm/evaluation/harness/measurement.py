@@ -220,7 +220,7 @@ def _aggregation(task: Task) -> dict[str, str]:
     return aggregation
 
 
-def _plain(value: Any) -> Json:
+def _plain(value: object) -> Json:
     """As JSON has it."""
     if isinstance(value, (list, tuple)):
         return [_plain(item) for item in value]

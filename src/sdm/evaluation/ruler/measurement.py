@@ -12,8 +12,7 @@ from sdm.errors import UserError, check_size
 from sdm.evaluation.eval_model import EvalModel
 from sdm.evaluation.measurement import Measurement, Pairs, Plan, Result, Unit
 from sdm.evaluation.report import Chart, Grid, Point, Report, Table
-from sdm.evaluation.ruler.generator import BUILT_IN, Generator, Sources, counter
-from sdm.evaluation.ruler.sample import score
+from sdm.evaluation.ruler.sample import BUILT_IN, Generator, Sources, counter, score
 from sdm.evaluation.ruler.tasks import SIX, TASKS, check_tasks, text_source
 from sdm.evaluation.statistics import mean_of_means, wilson
 

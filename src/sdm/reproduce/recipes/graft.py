@@ -12,6 +12,7 @@ from typing import Annotated, Any
 from typing_extensions import Doc
 
 from sdm.data.config import CorpusConfig
+from sdm.reproduce.recipes.code import LENGTH, code_rows
 from sdm.run.config import (
     AdaptConfig,
     CheckpointConfig,
@@ -22,7 +23,6 @@ from sdm.run.config import (
     TrainConfig,
 )
 
-LENGTH = 2048
 SHORT = 256
 """Tokens of the rows that the study's bases are trained on."""
 WINDOW = 32
@@ -68,14 +68,7 @@ def _model_folder(path: Path) -> Path:
 
 def _small(seed: int, steps: int, lr: float, length: int) -> TrainConfig:
     return TrainConfig(
-        data=CorpusConfig(
-            sources=("code",),
-            tokenizer="bpe:1024",
-            layout="rows",
-            sequence_length=length,
-            batch_size=LENGTH // length,
-            seed=seed,
-        ),
+        data=code_rows(seed=seed, sequence_length=length, batch_size=LENGTH // length),
         optim=OptimConfig(lr=lr, weight_decay=0.0),
         schedule=ScheduleConfig(steps=steps, warmup=min(20, steps // 10)),
         compute=ComputeConfig(threads=1),

@@ -13,17 +13,17 @@ from typing import Annotated, Any, Literal
 
 from typing_extensions import Doc
 
-from sdm.data.config import CorpusConfig
 from sdm.errors import TrainingError
 from sdm.models import cost
 from sdm.models.model_config import ModelConfig
+from sdm.reproduce.recipes.code import LENGTH as SEQUENCE_LENGTH
+from sdm.reproduce.recipes.code import code_rows
 from sdm.run.config import CheckpointConfig, ComputeConfig, MonitorConfig, OptimConfig, ScheduleConfig, TrainConfig
 
 Architecture = Literal["sdm", "gdn", "full_attention", "mixed"]
 
 WIDTHS = {1: 32, 2: 40, 3: 48, 4: 56, 5: 64}
 TOKENS_PER_PARAMETER = 6
-SEQUENCE_LENGTH = 2048
 VOCABULARY = 1024
 # By the sweep at level 3, on validation data; `sdm reproduce mini` shows it.
 RATES = {"sdm": 5e-3, "gdn": 1e-2, "full_attention": 1e-2, "mixed": 5e-3}
@@ -58,14 +58,7 @@ def mini(
     steps = tokens(level) // SEQUENCE_LENGTH
     return TrainConfig(
         model=ModelConfig(**_fields(level, architecture, plain) | dict(model or {})),
-        data=CorpusConfig(
-            sources=("code",),
-            tokenizer=f"bpe:{VOCABULARY}",
-            layout="rows",
-            sequence_length=SEQUENCE_LENGTH,
-            batch_size=1,
-            seed=seed,
-        ),
+        data=code_rows(seed=seed),
         optim=OptimConfig(lr=RATES[architecture] if lr is None else lr),
         schedule=ScheduleConfig(steps=steps, warmup=20, decay=steps // 4),
         compute=ComputeConfig(threads=1),

@@ -23,8 +23,8 @@ from sdm.data.config import CorpusConfig
 from sdm.errors import TrainingError
 from sdm.models.cost import LEVELS
 from sdm.models.model_config import ModelConfig
-from sdm.reproduce.recipes.parameters import GlobalLayer
-from sdm.reproduce.recipes.small_code import tiny_code
+from sdm.reproduce.recipes import GlobalLayer
+from sdm.reproduce.recipes.code import tiny_code
 from sdm.run import Run
 from sdm.run.config import CheckpointConfig, ComputeConfig, MonitorConfig, OptimConfig, ScheduleConfig, TrainConfig
 from sdm.run.model import SavedModel

@@ -15,14 +15,11 @@ from typing import Any
 from sdm.data.mad import MADTask
 from sdm.errors import TrainingError
 from sdm.models.cost import LEVELS
-from sdm.reproduce.recipes.facts import facts
+from sdm.reproduce.recipes.code import plain_code, tiny_code, tiny_text
 from sdm.reproduce.recipes.graft import graft
 from sdm.reproduce.recipes.mini import mini
 from sdm.reproduce.recipes.paper import ladder, long_context
-from sdm.reproduce.recipes.plain_code import plain_code
-from sdm.reproduce.recipes.retrieval import retrieval
-from sdm.reproduce.recipes.small_code import tiny_code, tiny_text
-from sdm.reproduce.recipes.tasks import mad, mqar, needle, rebinding, recall
+from sdm.reproduce.recipes.tasks import facts, mad, mqar, needle, rebinding, recall, retrieval
 from sdm.run.config import TrainConfig
 
 Recipe = Callable[..., TrainConfig]

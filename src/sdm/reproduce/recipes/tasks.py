@@ -10,6 +10,15 @@ rates are 1e-3, 3.2e-3, 1e-2 and 3.2e-2; weight decay and clipping are this proj
 
 `mad` has MAD's data, batches, epochs, moments and cosine schedule, and the middle one of its learning rates (1e-4,
 5e-4, 1e-3; it sweeps weight decays of 0 and 0.1 as well); clipping is this project's.
+
+`retrieval` trains small hybrids on tasks of RULER's kind, so that RULER's own tasks can be measured on them. SDM and
+GDN differ in the global layer alone; both take their keys from the token before, start with W_q = W_k and with slow
+decay. Full attention gets none of it.
+
+`facts` are the same in all of training: a small model has to store what it is told over and over, in its matrices or in
+the initial state of its memory. A fact is asked for by three tokens, so two shifts bring them together below the
+memory: with one, the memory would have to join them itself, and its initial state could not be asked for a whole fact.
+`wider` gives the MLPs as many parameters as SDM's M0 has.
 """
 
 from __future__ import annotations
@@ -17,11 +26,11 @@ from __future__ import annotations
 import math
 from dataclasses import replace
 
-from sdm.data.config import NeedleConfig, RebindingConfig, RecallConfig
+from sdm.data.config import DataConfig, FactsConfig, NeedleConfig, RebindingConfig, RecallConfig, RetrievalConfig
 from sdm.data.mad import MADTask, MADTaskConfig
 from sdm.data.mqar import MQARTaskConfig
 from sdm.models.model_config import ModelConfig
-from sdm.reproduce.recipes.parameters import GlobalLayer
+from sdm.reproduce.recipes import GlobalLayer
 from sdm.run.config import (
     CheckpointConfig,
     ComputeConfig,
@@ -46,6 +55,31 @@ DEVIATIONS = (
 )
 
 
+def _task_run(
+    model: ModelConfig,
+    data: DataConfig,
+    optim: OptimConfig,
+    schedule: ScheduleConfig,
+    seed: int,
+    save_every: int,
+    log_every: int,
+    memory_every: int,
+) -> TrainConfig:
+    """A run of one thread that ends with a cosine decay over two fifths of its steps."""
+    return TrainConfig(
+        model=model,
+        data=data,
+        optim=optim,
+        schedule=replace(schedule, decay=2 * schedule.steps // 5, shape="cosine"),
+        compute=ComputeConfig(threads=1),
+        checkpoint=CheckpointConfig(every=save_every),
+        monitor=MonitorConfig(log_every=log_every, memory_every=memory_every, validate_every=0, validation_batches=8),
+        # A curriculum makes the task harder as it goes: a loss that rises is no accident.
+        guard=GuardConfig(spike=0),
+        seed=seed,
+    )
+
+
 def recall(
     global_layer: GlobalLayer = "sdm",
     *,
@@ -60,32 +94,24 @@ def recall(
     """Associative recall, this project's own task, minutes on a laptop."""
     # Of GDN, 64 key channels in heads of `key_dim`: fewer and wider heads have a larger state and equal parameters.
     heads = KEY_CHANNELS // key_dim if global_layer == "gdn" else 4
-    return TrainConfig(
-        model=ModelConfig(
-            hidden_size=128,
-            num_hidden_layers=2,
-            layer_types=("token_shift", global_layer),
-            intermediate_size=256,
-            num_attention_heads=heads,
-            num_slots=num_slots,
-            num_writes=16,
-            num_reads=16,
-            recurrent_key_dim=key_dim,
-            short_convolution=0,
-            initializer_range=0.1,
-            shift_keys=True,
-            tie_query_initialization=True,
-        ),
-        data=RecallConfig(num_pairs=num_pairs, start_pairs=8, batch_size=batch_size, seed=seed),
-        optim=OptimConfig(lr=RATES.get(global_layer, 3e-3) if lr is None else lr),
-        schedule=ScheduleConfig(steps=steps, warmup=50, decay=2 * steps // 5, shape="cosine"),
-        compute=ComputeConfig(threads=1),
-        checkpoint=CheckpointConfig(every=300),
-        monitor=MonitorConfig(log_every=25, memory_every=50, validate_every=0, validation_batches=8),
-        # The curriculum makes the task harder as it goes: a loss that rises is no accident.
-        guard=GuardConfig(spike=0),
-        seed=seed,
+    model = ModelConfig(
+        hidden_size=128,
+        num_hidden_layers=2,
+        layer_types=("token_shift", global_layer),
+        intermediate_size=256,
+        num_attention_heads=heads,
+        num_slots=num_slots,
+        num_writes=16,
+        num_reads=16,
+        recurrent_key_dim=key_dim,
+        short_convolution=0,
+        initializer_range=0.1,
+        shift_keys=True,
+        tie_query_initialization=True,
     )
+    data = RecallConfig(num_pairs=num_pairs, start_pairs=8, batch_size=batch_size, seed=seed)
+    optim = OptimConfig(lr=RATES.get(global_layer, 3e-3) if lr is None else lr)
+    return _task_run(model, data, optim, ScheduleConfig(steps=steps, warmup=50), seed, 300, 25, 50)
 
 
 def rebinding(
@@ -152,3 +178,105 @@ def mad(task: MADTask = "in-context-recall", *, lr: float = 5e-4, seed: int = 0)
         monitor=MonitorConfig(validation_batches=HELD_OUT_EXAMPLES // data.batch_size),
         guard=GuardConfig(),
     )
+
+
+RETRIEVAL_DEVIATIONS = (
+    "d = 64, four blocks (local, local, global, local) and a window of 12 instead of the ladder; 1,152 tokens of "
+    "vocabulary with numbers in pairs of digits",
+    "trained on retrieval tasks of RULER's kind (other keys and haystacks, RULER's phrasing in half of the rows) "
+    "instead of text; the loss is that of answers",
+    "keys of SDM and GDN come from the previous token (a shift), and GDN has no short convolution then; W_q starts "
+    "equal to W_k",
+    "decay rates A of SDM and GDN start below 0.16 instead of 16: slow decay; SDM has N = 1024, W = R = 16",
+    "weights are initialised at a standard deviation of 0.1; M0 starts at 0.002",
+    "a curriculum: rows grow from 128 to 512 tokens between one and three fifths of the steps, and begin with few "
+    "pairs, short keys and short values",
+)
+
+
+def retrieval(
+    global_layer: GlobalLayer = "sdm",
+    *,
+    layer_types: tuple[str, ...] | None = None,
+    lr: float = 5e-3,
+    steps: int = 600,
+    seed: int = 0,
+    heads: int = 2,
+    key_dim: int = 64,
+    num_slots: int = 1024,
+    sequence_length: int = 512,
+    start_length: int = 128,
+    tracking: float = 0.0,
+) -> TrainConfig:
+    """Retrieval tasks in text, of RULER's kind: numbers hidden in noise and sentences; minutes on a laptop."""
+    aided = global_layer != "full_attention"
+    model = ModelConfig(
+        hidden_size=64,
+        num_hidden_layers=4,
+        layer_types=layer_types or ("sliding_attention", "sliding_attention", global_layer, "sliding_attention"),
+        num_attention_heads=heads,
+        sliding_window=12,
+        num_slots=num_slots,
+        num_writes=16,
+        num_reads=16,
+        recurrent_key_dim=key_dim,
+        short_convolution=0,
+        initializer_range=0.1,
+        shift_keys=aided,
+        tie_query_initialization=aided,
+        largest_decay_rate=0.16,
+        tie_word_embeddings=True,
+    )
+    data = RetrievalConfig(
+        sequence_length=sequence_length,
+        start_length=start_length,
+        tracking=tracking,
+        batch_size=max(1, 4096 // sequence_length),
+        seed=seed,
+    )
+    schedule = ScheduleConfig(steps=steps, warmup=40, final=0.02)
+    return _task_run(model, data, OptimConfig(lr=lr), schedule, seed, 200, 20, 100)
+
+
+# Of the models of facts.
+WIDTH, SLOTS, HIDDEN, BLOCKS = 32, 1024, 32, 3
+# A gated MLP has three matrices of WIDTH x its hidden size.
+WIDER = SLOTS * WIDTH // (3 * WIDTH * BLOCKS)
+
+FACTS_DEVIATIONS = (
+    "d = 32 and three blocks (two token shifts, then the memory) with MLPs of 32 hidden channels instead of the ladder",
+    "random facts over 168 tokens instead of text; a row of 96 tokens tells 16 of them",
+    "weights are initialised at a standard deviation of 0.1; SDM has N = 1024, W = R = 16; W_q is independent of W_k",
+)
+
+
+def facts(
+    global_layer: GlobalLayer = "sdm",
+    *,
+    num_facts: int = 8192,
+    learned: bool = True,
+    wider: bool = False,
+    lr: float = 5e-3,
+    initial_state_lr: float | None = None,
+    steps: int = 1200,
+    seed: int = 0,
+) -> TrainConfig:
+    """Random facts, the same in all of training, told among filler; a minute on a laptop."""
+    model = ModelConfig(
+        hidden_size=WIDTH,
+        num_hidden_layers=BLOCKS,
+        layer_types=("token_shift", "token_shift", global_layer),
+        intermediate_size=HIDDEN + (WIDER if wider else 0),
+        num_attention_heads=1,
+        num_slots=SLOTS,
+        num_writes=16,
+        num_reads=16,
+        recurrent_key_dim=64,
+        initializer_range=0.1,
+        learned_initial_state=learned,
+        gdn_learned_initial_state=learned,
+        largest_decay_rate=0.16,
+    )
+    data = FactsConfig(num_facts=num_facts, seed=seed)
+    optim = OptimConfig(lr=lr, initial_state_lr=initial_state_lr, weight_decay=0.0)
+    return _task_run(model, data, optim, ScheduleConfig(steps=steps, warmup=40), seed, 600, 50, 200)

@@ -3,49 +3,25 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 from torch import Tensor
 
 from sdm.analysis.charts import cost_chart, utilisation_chart
 from sdm.data.config import CorpusConfig
-from sdm.evaluation.eval_model import open_model
+from sdm.evaluation.eval_model import EvalModel, open_model
+from sdm.evaluation.measurement import settings_of
 from sdm.evaluation.memory_access import AccessProbe, probe_access
 from sdm.evaluation.position import Position
 from sdm.evaluation.probe import cumulative_mass_chart, effective_keys_chart
 from sdm.evaluation.report import AnyChart, Point, Table
 from sdm.evaluation.results import FILE, read_results
-from sdm.evaluation.runner import settings_of
 from sdm.evaluation.speed import Speed
 from sdm.evaluation.statistics import weighted_mean
 from sdm.reproduce.jobs import Outcome
 from sdm.reproduce.study import SPEED_FOLDER, Claim, Difference, Exhibit, Section, StudyResults, Variant, shown
 from sdm.run import Run
 
-ACCESS = Section(
-    "access",
-    "How evenly keys are used",
-    "Reads are consistently more uniform than writes, in the effective number of keys of a token.",
-    "shown as a figure; with 64 writes the top 32 have about 85% of the mass",
-    why="W_q starts equal to W_k in the aided models, so that reads and writes start alike; the plain recipe has no "
-    "such tie.",
-)
-UTILISATION = Section(
-    "memory",
-    "The memory during training",
-    "The forget gate settles at 0.95 and the input gate at 0.50; all slots come to be read, 28% to 42% are written.",
-    "1.4B, over 21M tokens: read 100%, written 28% to 42%; forget gate 0.95, input gate 0.50",
-    why="Not compared: the proportion of slots in use grows with the tokens that it is counted over, one step of 2,048 "
-    "here.",
-)
-COST = Section(
-    "cost",
-    "Time of a generated token",
-    "Decoding with SDM takes about 10% more time than with GDN and a sixth of the time of full attention (1.4B).",
-    "1.4B: around 10% slower than GDN, 6 times faster than full attention",
-)
 DOCUMENTS = 8  # the paper's number
 STATISTICS = {
     "forget_gate_mean": "forget gate exp(g)",
@@ -65,41 +41,40 @@ class AccessProbes:
     def probe(self, outcome: Outcome) -> AccessProbe:
         """How a run spreads the weight of its writes and reads, over all documents."""
         if outcome.folder not in self._probes:
-            model, rows = self._open(outcome)
-            self._probes[outcome.folder] = probe_access(model, list(rows.values()))
+            lm, rows = _documents(outcome)
+            self._probes[outcome.folder] = probe_access(lm.model, list(rows.values()))
         return self._probes[outcome.folder]
 
     def evenness(self, outcome: Outcome) -> dict[str, float]:
         """By document: effective keys of reads minus those of writes, as a proportion of k."""
         if outcome.folder not in self._evenness:
-            model, rows = self._open(outcome)
-            probes = {name: probe_access(model, [row]) for name, row in rows.items()}
-            self._evenness[outcome.folder] = {
+            lm, rows = _documents(outcome)
+            probes = {name: probe_access(lm.model, [row]) for name, row in rows.items()}
+            differences = {
                 name: probe.read.effective_mean - probe.write.effective_mean for name, probe in probes.items()
             }
+            self._evenness[outcome.folder] = differences
         return self._evenness[outcome.folder]
 
-    def _open(self, outcome: Outcome) -> tuple[Any, dict[str, Tensor]]:
-        lm = open_model(outcome.folder)
-        assert lm.run is not None
-        (held_out,) = Position().held_out(lm)
-        store, data = held_out.tokens(lm.tokenizer), lm.run.config().data
-        assert isinstance(data, CorpusConfig)
-        length = data.sequence_length
-        long = (store.lengths >= length).nonzero().squeeze(1).tolist()[:DOCUMENTS]
-        return lm.model, {str(number): store.document(number, 0, length).long().unsqueeze(0) for number in long}
+
+def _documents(outcome: Outcome) -> tuple[EvalModel, dict[str, Tensor]]:
+    """A run's model, and the beginnings of test documents by their number."""
+    lm = open_model(outcome.folder)
+    assert lm.run is not None
+    (held_out,) = Position().held_out(lm)
+    store, data = held_out.tokens(lm.tokenizer), lm.run.config().data
+    assert isinstance(data, CorpusConfig)
+    long = (store.lengths >= data.sequence_length).nonzero().squeeze(1).tolist()[:DOCUMENTS]
+    return lm, {str(n): store.document(n, 0, data.sequence_length).long().unsqueeze(0) for n in long}
 
 
-def access_section(
-    section: Section, models: Sequence[Variant], shown_models: Sequence[Variant], paper: str = "not reported"
-) -> Section:
+def access_section(deviations: tuple[str, ...], models: Sequence[Variant], shown_models: Sequence[Variant]) -> Section:
     """Effective keys of writes and reads.
 
     Args:
-        section: Title, text, deviations of the section.
+        deviations: How the models and the measurement differ from the paper's.
         models: Models that the claim is checked for, each by itself.
         shown_models: Models of the charts and the table, the first seed of each.
-        paper: The paper's number.
     """
     probes = AccessProbes()
 
@@ -109,14 +84,11 @@ def access_section(
             return Difference.paired([probes.evenness(outcome) for outcome in runs])
 
         quantity = f"{variant.label}: reads - writes, effective keys of a token as a proportion of k"
-        return Claim(quantity, paper, difference, "above")
+        return Claim(quantity, "above zero, shown as a figure", difference, "above")
 
     def exhibit(results: StudyResults) -> Exhibit:
-        first = {
-            variant.label: probes.probe(outcome)
-            for variant in shown_models
-            for outcome in [*results.by_seed(variant, "position").values()][:1]
-        }
+        outcomes = {variant.label: results.first(variant, "position") for variant in shown_models}
+        first = {label: probes.probe(outcome) for label, outcome in outcomes.items() if outcome is not None}
         if not first:
             return Exhibit()
         uses = {label: probe.sides for label, probe in first.items()}
@@ -131,7 +103,18 @@ def access_section(
         note = f"Charts and table: {tokens:,} tokens of {DOCUMENTS} test documents, the first seed of each model."
         return Exhibit([_access_table(first)], charts, [note])
 
-    return replace(section, exhibit=exhibit, claims=[claim(variant) for variant in models], variants=tuple(models))
+    return Section(
+        "access",
+        "How evenly keys are used",
+        "Reads are consistently more uniform than writes, in the effective number of keys of a token.",
+        "shown as a figure; with 64 writes the top 32 have about 85% of the mass",
+        deviations,
+        "W_q starts equal to W_k in the aided models, so that reads and writes start alike; the plain recipe has no "
+        "such tie.",
+        exhibit,
+        [claim(variant) for variant in models],
+        models,
+    )
 
 
 def _access_table(probes: Mapping[str, AccessProbe]) -> Table:
@@ -145,28 +128,23 @@ def _access_table(probes: Mapping[str, AccessProbe]) -> Table:
     return Table("Keys in use", columns, rows, caption)
 
 
-def utilisation_section(section: Section, models: Sequence[Variant]) -> Section:
+def utilisation_section(deviations: tuple[str, ...], models: Sequence[Variant]) -> Section:
     """Gates and slots during training. Proportions of slots grow with the tokens that they are counted over, so that
     they are not compared with the paper's."""
 
     def exhibit(results: StudyResults) -> Exhibit:
         lines, rows, words = {}, [], []
         for variant in models:
-            runs = {
-                seed: [line for line in Run(outcome.folder).metrics() if "memory/slots_written" in line]
-                for seed, outcome in results.by_seed(variant).items()
-            }
-            runs = {seed: course for seed, course in runs.items() if course}
-            if not runs:
-                continue
-            for seed, course in runs.items():
-                lines[f"{variant.label}, seed {seed}" if variant.seeds > 1 else variant.label] = course
-            means = {
-                key: weighted_mean([course[-1][f"memory/{key}"] for course in runs.values()]) for key in STATISTICS
-            }
-            rows.append((variant.label, str(len(runs)), *map(shown, means.values())))
-            parts = (f"{name} {shown(means[key], 2)}" for key, name in STATISTICS.items())
-            words.append(f"{variant.label} at the last step: {', '.join(parts)}")
+            last = []
+            for seed, outcome in results.by_seed(variant).items():
+                if course := [line for line in Run(outcome.folder).metrics() if "memory/slots_written" in line]:
+                    lines[f"{variant.label}, seed {seed}" if variant.seeds > 1 else variant.label] = course
+                    last.append(course[-1])
+            if last:
+                means = {key: weighted_mean([line[f"memory/{key}"] for line in last]) for key in STATISTICS}
+                rows.append((variant.label, str(len(last)), *map(shown, means.values())))
+                parts = (f"{name} {shown(means[key], 2)}" for key, name in STATISTICS.items())
+                words.append(f"{variant.label} at the last step: {', '.join(parts)}")
         if not lines:
             return Exhibit()
         table = Table(
@@ -178,18 +156,33 @@ def utilisation_section(section: Section, models: Sequence[Variant]) -> Section:
         caption = "Gates, entropies and slots in use during training."
         return Exhibit([table], [(utilisation_chart(lines, "memory"), caption)], (), "; ".join(words))
 
-    return replace(section, exhibit=exhibit, claims=(), variants=tuple(models))
+    return Section(
+        "memory",
+        "The memory during training",
+        "The forget gate settles at 0.95 and the input gate at 0.50; all slots come to be read, 28% to 42% are "
+        "written.",
+        "1.4B, over 21M tokens: read 100%, written 28% to 42%; forget gate 0.95, input gate 0.50",
+        deviations,
+        "Not compared: the proportion of slots in use grows with the tokens that it is counted over, one step of 2,048 "
+        "here.",
+        exhibit,
+        variants=models,
+    )
 
 
-Summaries = Mapping[str, Mapping[int, Mapping[str, float]]]
-"""By architecture and by the length of the context: times in seconds, sizes in bytes, with the range of the repeats."""
+Times = Mapping[int, Mapping[str, float]]
+"""By the length of the context: times in seconds, sizes in bytes, with the range of the repeats."""
+PAPER = {
+    ("full_attention", "sdm"): "SDM decodes 6 times faster than full attention at 1.4B",
+    ("sdm", "gdn"): "SDM decodes around 10% slower than GDN at 1.4B",
+}
 
 
-def cost_section(section: Section, models: Mapping[str, Variant], speed: Speed) -> Section:
+def cost_section(deviations: tuple[str, ...], models: Mapping[str, Variant], speed: Speed) -> Section:
     """Time of a generated token behind the longest context.
 
     Args:
-        section: Title, text, deviations of the section.
+        deviations: How the models and the measurement differ from the paper's.
         models: By architecture; "sdm" and "full_attention" are compared.
         speed: What the study measures, the first seed of each model.
     """
@@ -197,10 +190,10 @@ def cost_section(section: Section, models: Mapping[str, Variant], speed: Speed) 
 
     def ratio(first: str, second: str) -> Claim:
         def difference(results: StudyResults) -> Difference | None:
-            summaries = _summaries(results, models, speed)
-            if first not in summaries or second not in summaries:
+            times = [_times(results, models[kind], speed).get(longest) for kind in (first, second)]
+            if times[0] is None or times[1] is None:
                 return None
-            above, below = summaries[first][longest], summaries[second][longest]
+            above, below = times[0], times[1]
             low, high = above["decode_low"] / below["decode_high"], above["decode_high"] / below["decode_low"]
             interval = f"range of {speed.repeats} repeats"
             return Difference(above["decode"] / below["decode"] - 1, low - 1, high - 1, interval)
@@ -210,65 +203,60 @@ def cost_section(section: Section, models: Mapping[str, Variant], speed: Speed) 
         return Claim(quantity, PAPER[first, second], difference, "above", percent=True)
 
     def exhibit(results: StudyResults) -> Exhibit:
-        summaries = _summaries(results, models, speed)
-        if not summaries:
+        measured = {variant.label: _times(results, variant, speed) for variant in models.values()}
+        measured = {label: times for label, times in measured.items() if times}
+        if not measured:
             return Exhibit()
-        charts = {
-            key: {
-                models[kind].label: [
-                    Point(length, *(scale * times[f"{key}{end}"] for end in ("", "_low", "_high")))
-                    for length, times in lengths.items()
-                ]
-                for kind, lengths in summaries.items()
+
+        def curves(key: str, scale: float) -> dict[str, list[Point]]:
+            ends = [f"{key}{end}" for end in ("", "_low", "_high")]
+            return {
+                label: [Point(length, *(scale * at[end] for end in ends)) for length, at in times.items()]
+                for label, times in measured.items()
             }
-            for key, scale in (("decode", 1e3), ("state", 1e-6))
-        }
-        last = {models[kind].label: lengths[longest] for kind, lengths in summaries.items()}
-        words = [
-            f"{name} {1e3 * times['decode']:.2f} ms and {1e-6 * times['state']:.3f} MB" for name, times in last.items()
-        ]
+
         caption = (
             "Time of a generated token and the state behind the context: medians; bands: the range of the repeats."
         )
+        chart = cost_chart(curves("decode", 1e3), curves("state", 1e-6))
+        rows = [
+            (
+                label,
+                f"{length:,}",
+                f"{1e6 * at['prefill']:.1f}",
+                f"{1e3 * at['decode']:.2f}",
+                f"{1e-6 * at['state']:.3f}",
+            )
+            for label, times in measured.items()
+            for length, at in times.items()
+        ]
+        columns = ("model", "context", "prefill (µs/token)", "generate (ms/token)", "state (MB)")
+        about = "Medians. State: everything kept behind the context."
         note = f"{speed.repeats} repeats of {speed.new_tokens} tokens, models in turns, one thread, one seed."
-        chart = cost_chart(charts["decode"], charts["state"])
+        last = {label: times[longest] for label, times in measured.items()}
+        words = [f"{label} {1e3 * at['decode']:.2f} ms and {1e-6 * at['state']:.3f} MB" for label, at in last.items()]
         summary = f"behind {longest:,} tokens: {', '.join(words)}"
-        return Exhibit([_table(summaries, models)], [(chart, caption)], [note], summary)
+        return Exhibit([Table("Time and state of a token", columns, rows, about)], [(chart, caption)], [note], summary)
 
-    claims = [ratio("full_attention", "sdm"), ratio("sdm", "gdn")]
-    return replace(section, exhibit=exhibit, claims=claims, variants=tuple(models.values()))
-
-
-PAPER = {
-    ("full_attention", "sdm"): "SDM decodes 6 times faster than full attention at 1.4B",
-    ("sdm", "gdn"): "SDM decodes around 10% slower than GDN at 1.4B",
-}
-
-
-def _summaries(results: StudyResults, models: Mapping[str, Variant], speed: Speed) -> dict[str, dict[int, Any]]:
-    """Of the first seed of each model, if its speed was measured with these settings."""
-    summaries = {}
-    for kind, variant in models.items():
-        for outcome in [*results.by_seed(variant).values()][:1]:
-            folder = Run(outcome.folder).evaluations / SPEED_FOLDER
-            if (folder / FILE).is_file():
-                measured = read_results(folder)
-                if measured.settings == settings_of(speed) and measured.summary:
-                    summaries[kind] = {times["length"]: times for times in measured.summary["lengths"]}
-    return summaries
+    return Section(
+        "cost",
+        "Time of a generated token",
+        "Decoding with SDM takes about 10% more time than with GDN and a sixth of the time of full attention (1.4B).",
+        "1.4B: around 10% slower than GDN, 6 times faster than full attention",
+        deviations,
+        exhibit=exhibit,
+        claims=[ratio(*pair) for pair in PAPER],
+        variants=list(models.values()),
+    )
 
 
-def _table(summaries: Summaries, models: Mapping[str, Variant]) -> Table:
-    rows = [
-        (
-            models[kind].label,
-            f"{length:,}",
-            f"{1e6 * times['prefill']:.1f}",
-            f"{1e3 * times['decode']:.2f}",
-            f"{1e-6 * times['state']:.3f}",
-        )
-        for kind, lengths in summaries.items()
-        for length, times in lengths.items()
-    ]
-    columns = ("model", "context", "prefill (µs/token)", "generate (ms/token)", "state (MB)")
-    return Table("Time and state of a token", columns, rows, "Medians. State: everything kept behind the context.")
+def _times(results: StudyResults, variant: Variant, speed: Speed) -> Times:
+    """Of the first seed, if its speed was measured with these settings; else nothing."""
+    outcome = results.first(variant)
+    folder = None if outcome is None else Run(outcome.folder).evaluations / SPEED_FOLDER
+    if folder is None or not (folder / FILE).is_file():
+        return {}
+    measured = read_results(folder)
+    if measured.settings != settings_of(speed) or not measured.summary:
+        return {}
+    return {times["length"]: times for times in measured.summary["lengths"]}

@@ -2,36 +2,32 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 from sdm.analysis.charts import recall_chart, state_recall_chart
 from sdm.evaluation.report import Point, Table
-from sdm.reproduce.jobs import RunFacts
-from sdm.reproduce.study import (
-    Claim,
-    Difference,
-    Exhibit,
-    Section,
-    StudyResults,
-    SummaryValue,
-    Variant,
-    point,
-    shown,
+from sdm.reproduce.exhibits import (
+    MEANS,
+    Cell,
+    Chosen,
+    Score,
+    accuracy_at,
+    accuracy_claim,
+    best_rate,
+    curve,
+    fact_cell,
+    grid_table,
+    mean_cell,
+    seeds_cell,
+    table,
 )
+from sdm.reproduce.study import Exhibit, Section, StudyResults, Variant, every
 
 Forms = Mapping[str, Mapping[str, Mapping[float, Variant]]]
 """By architecture ("sdm", "gdn", "full_attention", ...) and by the label of a form: its variants by learning rate."""
-Score = Callable[[StudyResults, Variant], float | None]
-"""What the learning rate of a form and the form of an architecture are chosen by; the largest is taken."""
 RULER = "RULER (13 tasks), 1.4B: SDM 31.2, GDN 20.0, full attention 32.5; 8B: 50.2, 34.2, 61.2"
-STATE_RECALL = Section(
-    "recall",
-    "A larger state at equal cost recalls more",
-    "A larger state at the same parameters and FLOPs per token improves long-context recall.",
-    RULER,
-)
 SEQUENCES = {
     "sdm": "SDM, more slots",
     "gdn": "GDN, fewer and wider heads",
@@ -41,64 +37,55 @@ SEQUENCES = {
 }
 
 
-@dataclass(frozen=True)
-class Chosen:
-    """A form of an architecture at its best learning rate."""
-
-    architecture: str
-    variant: Variant
-    facts: RunFacts
-    lr: float
-    score: float
-    at_edge: bool
-    """Whether the rate is the lowest or the highest of several."""
-
-
-def recall_section(section: Section, forms: Forms, pairs: int, score: Score, chosen_by: str) -> Section:
+def recall_section(deviations: tuple[str, ...], forms: Forms, pairs: int, score: Score, chosen_by: str) -> Section:
     """Accuracy of recall against the number of pairs and the size of the state.
 
     Args:
-        section: Title, text, deviations of the section.
+        deviations: How the models and the task differ from the paper's.
         forms: The models.
         pairs: Number of key-value pairs that models are trained to and compared at.
         score: Chooses learning rates and forms.
         chosen_by: What the score is, in words.
     """
 
-    def accuracy(count: int) -> SummaryValue:
-        return lambda summary: summary["accuracy"].get(str(count))
+    def measured(results: StudyResults, variant: Variant) -> float | None:
+        return score(results, variant) if results.summaries(variant, "recall") else None
 
-    def difference(results: StudyResults) -> Difference | None:
-        best = _best(_choose(results, forms, score))
-        if "sdm" not in best or "gdn" not in best:
-            return None
-        return results.paired_seeds(best["sdm"].variant, best["gdn"].variant, accuracy(pairs), "recall")
+    def choose(results: StudyResults, kind: str) -> list[Chosen]:
+        """Every form of an architecture that has results, at its best learning rate."""
+        chosen = (best_rate(results, rates, measured) for rates in forms[kind].values())
+        return [model for model in chosen if model is not None]
+
+    def best(results: StudyResults, kind: str) -> Variant | None:
+        """The best form of an architecture."""
+        models = choose(results, kind)
+        return max(models, key=lambda model: model.score).variant if models else None
+
+    accuracy = mean_cell(accuracy_at(pairs), "recall", percent=True, missing="-")
 
     def exhibit(results: StudyResults) -> Exhibit:
-        models = _choose(results, forms, score)
-        if not models:
+        chosen = {kind: choose(results, kind) for kind in forms}
+        rates = {model.variant: model.rate() for group in chosen.values() for model in group}
+        if not rates:
             return Exhibit()
-        best = _best(models)
-
-        def percent(model: Chosen, count: int = pairs) -> str:
-            mean = results.mean(model.variant, accuracy(count), "recall")
-            return "-" if mean is None else shown(mean, 1, percent=True)
-
-        words = [f"{model.variant.label} {percent(model)} ({_state(model)})" for model in best.values()]
-        sizes = [int(count) for count in results.summaries(models[0].variant, "recall")[0]["accuracy"]]
-        by_pairs: dict[str, list[Point]] = {}
-        for model in best.values():
-            means = {count: results.mean(model.variant, accuracy(count), "recall") for count in sizes}
-            by_pairs[model.variant.label] = [point(count, mean) for count, mean in means.items() if mean]
+        models = {kind: [model.variant for model in group] for kind, group in chosen.items()}
+        best_forms = {kind: variant for kind in forms if (variant := best(results, kind)) is not None}
+        sizes = [int(count) for count in results.summaries(next(iter(rates)), "recall")[0]["accuracy"]]
+        by_pairs = {
+            variant.label: [
+                point for count in sizes for point in curve(results, {count: variant}, accuracy_at(count), "recall")
+            ]
+            for variant in best_forms.values()
+        }
         by_state: dict[str, list[Point]] = {}
-        for model in models:
-            mean = results.mean(model.variant, accuracy(pairs), "recall")
-            if model.architecture in SEQUENCES and mean is not None:
-                by_state.setdefault(SEQUENCES[model.architecture], []).append(point(model.facts.state_elements, mean))
+        for kind, variants in models.items():
+            for place in ({_state(results, variant): variant} for variant in variants if kind in SEQUENCES):
+                points = curve(results, place, accuracy_at(pairs), "recall")
+                by_state.setdefault(SEQUENCES[kind], []).extend(points)
         bands = "Bands: 95% intervals over seeds; models with one seed have none."
         charts = [
             (
-                recall_chart(by_pairs, pairs, section.key),
+                recall_chart(by_pairs, pairs),
                 f"The best form of each architecture: accuracy against the number of pairs K. Beyond K = {pairs} "
                 f"models are tested on more pairs than they were trained on. {bands}",
             ),
@@ -107,127 +94,94 @@ def recall_section(section: Section, forms: Forms, pairs: int, score: Score, cho
                 f"Accuracy at {pairs} pairs against the numbers of the state, at about equal FLOPs. {bands}",
             ),
         ]
+        columns: dict[str, Cell] = {
+            f"K={count}": mean_cell(accuracy_at(count), "recall", percent=True, missing="-") for count in sizes
+        }
+        columns |= {
+            "lr": lambda results, variant: rates[variant],
+            "seeds": seeds_cell("recall"),
+            "steps": fact_cell(lambda facts: f"{facts.steps:,}"),
+        }
+        caption = f"{MEANS} GDN, HxK: H heads of key width K."
         tables = [
-            _accuracy_table(models, sizes, percent, results),
-            _size_table(models, percent, pairs),
-            *_sweep_table(results, forms, score, chosen_by),
+            table(results, "Recall: accuracy by the number of pairs K", rates, columns, caption),
+            _size_table(results, models, accuracy, pairs),
         ]
+        swept = {label: by_rate for group in forms.values() for label, by_rate in group.items() if len(by_rate) > 1}
+        if swept:
+            columns_of = {lr: f"{lr:g}" for lr in sorted({lr for by_rate in swept.values() for lr in by_rate})}
+
+            def cell(lr: float, variant: Variant) -> str:
+                return "-" if (value := score(results, variant)) is None else f"{value:.4f}"
+
+            tables.append(grid_table("Sweep of the learning rate", swept, columns_of, cell, f"Shown: {chosen_by}."))
         notes = [
             f"The learning rate of each form, and the form of each architecture, is chosen by {chosen_by}.",
             "The claim is about a larger state at equal parameters and FLOPs, not about recall per number of state.",
-            *_equal_state(models, percent),
+            *(
+                f"At an equal state of {_state(results, sdm):,} numbers: {sdm.label} {accuracy(results, sdm)}, "
+                f"{gdn.label} {accuracy(results, gdn)}."
+                for sdm in models.get("sdm", ())
+                for gdn in models.get("gdn", ())
+                if _state(results, sdm) == _state(results, gdn)
+            ),
+        ]
+        words = [
+            f"{variant.label} {accuracy(results, variant)} ({_state(results, variant):,} numbers of state"
+            f"{', growing with the context' if kind == 'full_attention' else ''})"
+            for kind, variant in best_forms.items()
         ]
         return Exhibit(tables, charts, notes, f"accuracy at {pairs} pairs: {', '.join(words)}")
 
-    variants = [variant for group in forms.values() for rates in group.values() for variant in rates.values()]
-    claim = Claim(
-        f"best form of SDM - best form of GDN, accuracy at {pairs} pairs (points)",
+    claim = accuracy_claim(
+        f"best form of SDM - best form of GDN, accuracy at {pairs} pairs",
         "RULER, SDM - GDN: +11.2 points at 1.4B, +16.0 at 8B",
-        difference,
-        "above",
-        percent=True,
+        lambda results: best(results, "sdm"),
+        lambda results: best(results, "gdn"),
+        accuracy_at(pairs),
+        "recall",
     )
-    return replace(section, exhibit=exhibit, claims=(claim,), variants=tuple(variants), measurement="recall")
-
-
-def _choose(results: StudyResults, forms: Forms, score: Score) -> list[Chosen]:
-    """Every form that has results, at its best rate; a rate in the middle of the sweep wins a tie."""
-    chosen = []
-    for architecture, group in forms.items():
-        for rates in group.values():
-            edges = (min(rates), max(rates)) if len(rates) > 1 else ()
-            scores = {
-                lr: value
-                for lr, variant in rates.items()
-                if results.summaries(variant, "recall") and (value := score(results, variant)) is not None
-            }
-            if scores:
-                lr = max(scores, key=lambda lr: (scores[lr], lr not in edges))
-                facts = results.facts(rates[lr])
-                assert facts is not None, "a measured run is trained"
-                chosen.append(Chosen(architecture, rates[lr], facts, lr, scores[lr], lr in edges))
-    return chosen
-
-
-def _best(models: Sequence[Chosen]) -> dict[str, Chosen]:
-    """The best form of each architecture."""
-    best: dict[str, Chosen] = {}
-    for model in models:
-        if model.architecture not in best or model.score > best[model.architecture].score:
-            best[model.architecture] = model
-    return best
-
-
-def _state(model: Chosen) -> str:
-    numbers = f"{model.facts.state_elements:,} numbers of state"
-    return f"{numbers}, growing with the context" if model.architecture == "full_attention" else numbers
-
-
-def _accuracy_table(
-    models: Sequence[Chosen], sizes: Sequence[int], percent: Callable[[Chosen, int], str], results: StudyResults
-) -> Table:
-    rows = [
-        (
-            model.variant.label,
-            *(percent(model, count) for count in sizes),
-            f"{model.lr:g}{' (edge)' if model.at_edge else ''}",
-            str(len(results.by_seed(model.variant, "recall"))),
-            f"{model.facts.steps:,}",
-        )
-        for model in models
-    ]
-    columns = ("model", *(f"K={count}" for count in sizes), "lr", "seeds", "steps")
-    caption = "Means over seeds; ±: 95% interval over seeds, absent with one seed. GDN, HxK: H heads of key width K."
-    return Table("Recall: accuracy by the number of pairs K", columns, rows, caption)
-
-
-def _size_table(models: Sequence[Chosen], percent: Callable[[Chosen], str], pairs: int) -> Table:
-    largest = max(
-        (model for model in models if model.architecture == "sdm"),
-        key=lambda model: model.facts.state_elements,
-        default=models[0],
+    return Section(
+        "recall",
+        "A larger state at equal cost recalls more",
+        "A larger state at the same parameters and FLOPs per token improves long-context recall.",
+        RULER,
+        deviations,
+        exhibit=exhibit,
+        claims=(claim,),
+        variants=every(forms),
+        measurement="recall",
     )
-    rows = [
-        (
-            model.variant.label,
-            f"{model.facts.state_elements:,}{' (grows)' if model.architecture == 'full_attention' else ''}",
-            f"{model.facts.parameters:,}",
-            f"{model.facts.initial_state_parameters:,}",
-            f"{model.facts.flops_per_token / largest.facts.flops_per_token - 1:+.1%}",
-            percent(model),
-        )
-        for model in sorted(models, key=lambda model: model.facts.state_elements)
-    ]
-    return Table(
-        "Recall by the size of the state",
-        ("model", "state", "parameters", "M0", "FLOPs", f"K={pairs}"),
-        rows,
+
+
+def _state(results: StudyResults, variant: Variant) -> int:
+    facts = results.facts(variant)
+    assert facts is not None, "a measured run is trained"
+    return facts.state_elements
+
+
+def _size_table(results: StudyResults, models: Mapping[str, Sequence[Variant]], accuracy: Cell, pairs: int) -> Table:
+    variants = every(models)
+    largest = max(models.get("sdm") or variants[:1], key=lambda variant: _state(results, variant))
+    facts = results.facts(largest)
+    flops = facts.flops_per_token if facts is not None else 1
+
+    def state(results: StudyResults, variant: Variant) -> str:
+        return f"{_state(results, variant):,}{' (grows)' if variant in models.get('full_attention', ()) else ''}"
+
+    columns: dict[str, Cell] = {
+        "state": state,
+        "parameters": fact_cell(lambda facts: f"{facts.parameters:,}"),
+        "M0": fact_cell(lambda facts: f"{facts.initial_state_parameters:,}"),
+        "FLOPs": fact_cell(lambda facts: f"{facts.flops_per_token / flops - 1:+.1%}"),
+        f"K={pairs}": accuracy,
+    }
+    caption = (
         "State: numbers kept behind the context. M0: numbers of the learned initial state, beside the parameters. "
-        f"FLOPs per token, against {largest.variant.label}.",
+        f"FLOPs per token, against {largest.label}."
     )
-
-
-def _sweep_table(results: StudyResults, forms: Forms, score: Score, chosen_by: str) -> list[Table]:
-    swept = {label: rates for group in forms.values() for label, rates in group.items() if len(rates) > 1}
-    columns = sorted({lr for rates in swept.values() for lr in rates})
-    rows = []
-    for label, rates in swept.items():
-        scores = [score(results, rates[lr]) if lr in rates else None for lr in columns]
-        rows.append((label, *("-" if value is None else f"{value:.4f}" for value in scores)))
-    title = "Sweep of the learning rate"
-    return [Table(title, ("model", *(f"{lr:g}" for lr in columns)), rows, f"Shown: {chosen_by}.")] if rows else []
-
-
-def _equal_state(models: Sequence[Chosen], percent: Callable[[Chosen], str]) -> list[str]:
-    """Where SDM and GDN have states of the same size."""
-    return [
-        f"At an equal state of {sdm.facts.state_elements:,} numbers: {sdm.variant.label} {percent(sdm)}, "
-        f"{gdn.variant.label} {percent(gdn)}."
-        for sdm in models
-        for gdn in models
-        if (sdm.architecture, gdn.architecture) == ("sdm", "gdn")
-        and sdm.facts.state_elements == gdn.facts.state_elements
-    ]
+    variants.sort(key=lambda variant: _state(results, variant))
+    return table(results, "Recall by the size of the state", variants, columns, caption)
 
 
 def accuracy_section(
@@ -236,25 +190,18 @@ def accuracy_section(
     """The mean accuracy over the tasks of a measurement ("ruler" or "harness") for every architecture."""
     value = {"ruler": _ruler_accuracy, "harness": _harness_accuracy}[measurement]
     asked = all(measurement in variant.measurements for variant in variants.values())
+    accuracy = mean_cell(value, measurement, percent=True)
 
     def exhibit(results: StudyResults) -> Exhibit:
         if not asked:
             raise ImportError("lm-evaluation-harness is not installed (the extra `eval`)")
-        means = {variant: results.mean(variant, value, measurement) for variant in variants.values()}
-        rows = [
-            (variant.label, shown(mean, 1, percent=True), str(0 if mean is None else mean.count))
-            for variant, mean in means.items()
-        ]
-        words = [f"{variant.label} {shown(mean, 1, percent=True)}" for variant, mean in means.items() if mean]
-        if not words:
-            return Exhibit()
-        table = Table(section.title, ("global layers", "accuracy", "seeds"), rows, caption)
-        return Exhibit([table], summary=", ".join(words))
+        models = [variant for variant in variants.values() if results.values(variant, value, measurement)]
+        columns = {"accuracy": accuracy, "seeds": seeds_cell(measurement)}
+        made = table(results, section.title, variants.values(), columns, caption, "global layers")
+        return Exhibit([made], summary=", ".join(f"{variant.label} {accuracy(results, variant)}" for variant in models))
 
-    def difference(results: StudyResults) -> Difference | None:
-        return results.paired_seeds(variants["sdm"], variants["gdn"], value, measurement)
-
-    claim = Claim("SDM - GDN, mean accuracy of the tasks (points)", paper, difference, "above", percent=True)
+    quantity = "SDM - GDN, mean accuracy of the tasks"
+    claim = accuracy_claim(quantity, paper, variants["sdm"], variants["gdn"], value, measurement)
     rests_on = tuple(variants.values()) if asked else ()
     return replace(section, exhibit=exhibit, claims=(claim,), variants=rests_on, measurement=measurement)
 

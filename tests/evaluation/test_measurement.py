@@ -12,10 +12,9 @@ import pytest
 
 from sdm.errors import UserError
 from sdm.evaluation.eval_model import EvalModel, open_model
-from sdm.evaluation.measurement import Measurement, Pairs, Plan, Result, Unit
+from sdm.evaluation.measurement import Measurement, Pairs, Plan, Result, Unit, evaluate
 from sdm.evaluation.report import Report, Table
 from sdm.evaluation.results import ResultsFolder, read_results, results_folder
-from sdm.evaluation.runner import evaluate
 from sdm.files import write_checked_json
 
 measured: list[str] = []

@@ -15,8 +15,7 @@ from tokenizers import models, pre_tokenizers
 import ruler_oracle as oracle
 from sdm.data.tokenization import ByteTokenizer, Tokenizer
 from sdm.errors import UserError
-from sdm.evaluation.ruler.generator import Generator, Sources, counter
-from sdm.evaluation.ruler.sample import Sample, TooShort, score
+from sdm.evaluation.ruler.sample import Generator, Sample, Sources, TooShort, counter, score
 from sdm.evaluation.ruler.tasks import SIX, TASKS, check_tasks
 
 FITS = {"byte": 2048, "bpe": 1024}  # from here on, every task does

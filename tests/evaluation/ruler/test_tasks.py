@@ -11,13 +11,9 @@ import pytest
 
 from sdm.data.retrieval_rows import single_words, split_sentences, word_lists
 from sdm.data.tokenization import ByteTokenizer
-from sdm.evaluation.ruler.aggregation import counts
-from sdm.evaluation.ruler.generator import Generator, counter
-from sdm.evaluation.ruler.questions import MadeQuestions
-from sdm.evaluation.ruler.retrieval import DEPTHS
-from sdm.evaluation.ruler.sample import Sample
-from sdm.evaluation.ruler.tasks import TASKS
-from sdm.evaluation.ruler.text import NOISE, adjective_nouns, compounds
+from sdm.evaluation.ruler.questions import NOISE, MadeQuestions, adjective_nouns, compounds
+from sdm.evaluation.ruler.sample import Generator, Sample, counter
+from sdm.evaluation.ruler.tasks import DEPTHS, TASKS, counts
 
 NEEDLE = re.compile(r"One of the special magic (number|uuid)s for (\S+) is: (\S+)\.(?=\s)")
 
