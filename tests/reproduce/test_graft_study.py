@@ -34,7 +34,7 @@ def test_runs_start_from_a_base_of_their_own_settings() -> None:
         "mistral-64",
         "qwen3-64",
         f"mistral-64-sdm-8-{METHODS['sdm'].rate:g}-s2",
-        "qwen3-64-gdn-all-8-0.01-s2",
+        "qwen3-64-w64-gdn-all-8-0.01-s2",
     } <= set(runs)
     for variant, seed in runs.values():
         adapt = variant.recipe(seed).adapt

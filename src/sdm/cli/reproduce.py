@@ -153,13 +153,15 @@ class Graft(StudyCommand):
     """Seeds of every method; a base has one."""
     bases: tuple[str, ...] = ("mistral", "qwen3")
     """Architectures of the bases. Learning rates and the recall task are of the first."""
+    window: int = 64
+    """Tokens that grafts limit full attention to."""
 
     def study(self) -> Study:
         """Every method on every base."""
         from sdm.reproduce.graft import graft_study
 
-        at_least_one(base_steps=self.base_steps, steps=self.steps, seeds=self.seeds)
-        return graft_study(self.output, self.base_steps, self.steps, self.seeds, self.bases)
+        at_least_one(base_steps=self.base_steps, steps=self.steps, seeds=self.seeds, window=self.window)
+        return graft_study(self.output, self.base_steps, self.steps, self.seeds, self.bases, self.window)
 
 
 @dataclass(frozen=True)

@@ -1,8 +1,8 @@
 """`sdm reproduce graft`: what memories grafted onto a small pretrained LM gain, against LoRA and fine-tuning.
 
 Two bases are trained first, from random weights on rows of 256 tokens of code: a Mistral whose attention sees 32 tokens
-and a Qwen3 with full attention, which a graft limits to the 256 tokens that it knows. Every method then trains on
-the same rows of 2,048 tokens. Learning rates are chosen on validation documents; test documents are reported.
+and a Qwen3 with full attention, which a graft limits to a window. Every method then trains on the same rows of 2,048
+tokens. Learning rates are chosen on validation documents; test documents are reported.
 """
 
 from __future__ import annotations
@@ -40,6 +40,7 @@ from sdm.reproduce.study import (
 from sdm.run.config import TrainConfig
 
 DOCUMENTS = 16
+LIMIT = 64  # tokens: four blocks of full attention so limited see 256, what the base was trained on
 REACH = 128  # tokens of context that the gain leaves: Mistral's four windows of 32 see no further
 MEASUREMENTS: dict[str, Measurement] = {
     "position": Position(length=LENGTH, documents=DOCUMENTS, reach=REACH, first_bin=128, split="test"),
@@ -90,10 +91,12 @@ class BaseRuns:
     architecture: str
     base: Variant
     start: Variant
-    """The base as the methods start from it: of Qwen3 with attention limited to the tokens that it was trained on."""
+    """The base as the methods start from it: of Qwen3 with limited attention."""
     methods: Mapping[str, Variant]
     rounds: Mapping[str, int]
     """The round of each variant by its name, from 1 on; of the base 0."""
+    limit: int = LIMIT
+    """Tokens that grafts limit full attention to."""
     rates: Mapping[str, Mapping[float, Variant]] = field(default_factory=dict)
     task: Mapping[str, Variant] = field(default_factory=dict)
 
@@ -102,11 +105,16 @@ class BaseRuns:
         return every([self.base, self.start, self.methods, self.rates, self.task])
 
 
-def base_runs(architecture: str, output: Path, base_steps: int, steps: int, seeds: int, rates: bool) -> BaseRuns:
-    """The runs of a base in the folder of a study; with `rates` those of other learning rates, and the recall task."""
+def base_runs(
+    architecture: str, output: Path, base_steps: int, steps: int, seeds: int, rates: bool, limit: int = LIMIT
+) -> BaseRuns:
+    """The runs of a base in the folder of a study; with `rates` those of other learning rates, and the recall task.
+
+    Grafts limit full attention to `limit` tokens.
+    """
     name = f"{architecture}-{base_steps}"
     base = Variant(name, "base", lambda seed: pretrain(architecture, base_steps, seed), MEASUREMENTS)
-    window = {"attention_window": SHORT} if "sliding_window" not in BASES[architecture] else {}
+    window = {"attention_window": limit} if "sliding_window" not in BASES[architecture] else {}
 
     rounds: dict[str, int] = {}
 
@@ -123,7 +131,8 @@ def base_runs(architecture: str, output: Path, base_steps: int, steps: int, seed
             )
             return replace(config, data=data)
 
-        run = f"{name}-{'recall-' if task else ''}{method}-{total}-{lr:g}-s{{seed}}"
+        before = f"{'recall-' if task else ''}{f'w{limit}-' if grafted else ''}"
+        run = f"{name}-{before}{method}-{total}-{lr:g}-s{{seed}}"
         rounds.setdefault(run, place)
         return Variant(run, entry.label, recipe, RECALL if task else MEASUREMENTS, count)
 
@@ -131,10 +140,10 @@ def base_runs(architecture: str, output: Path, base_steps: int, steps: int, seed
     methods = {method: variant(method, entry.rate, seeds, entry.round + later) for method, entry in METHODS.items()}
     start = base
     if window:  # one step at a rate that changes nothing: the base within its window
-        label = f"base, attention limited to {SHORT} tokens"
+        label = f"base, attention limited to {limit} tokens"
         start = replace(variant("sdm", 1e-12, 1, 1 + later, total=1), label=label)
     if not rates:
-        return BaseRuns(architecture, base, start, methods, rounds)
+        return BaseRuns(architecture, base, start, methods, rounds, limit)
     # Choices are made on validation documents: what is not chosen is not measured on test documents.
     valid = {"valid": MEASUREMENTS["valid"]}
     tried: dict[str, dict[float, Variant]] = {}
@@ -143,10 +152,12 @@ def base_runs(architecture: str, output: Path, base_steps: int, steps: int, seed
             run = variant(method, lr, 1, 2)
             tried.setdefault(method, {})[lr] = run if lr == entry.rate else replace(run, measurements=valid)
     task = {method: variant(method, METHODS[method].rate, seeds, 6, task=True, total=2 * steps) for method in ON_TASK}
-    return BaseRuns(architecture, base, start, methods, rounds, tried, task)
+    return BaseRuns(architecture, base, start, methods, rounds, limit, tried, task)
 
 
-def graft_study(output: Path, base_steps: int, steps: int, seeds: int, architectures: Sequence[str]) -> Study:
+def graft_study(
+    output: Path, base_steps: int, steps: int, seeds: int, architectures: Sequence[str], limit: int = LIMIT
+) -> Study:
     """The study of `sdm reproduce graft`.
 
     Args:
@@ -155,12 +166,13 @@ def graft_study(output: Path, base_steps: int, steps: int, seeds: int, architect
         steps: Steps of every method, of 2,048 tokens each.
         seeds: Seeds of every method; a base has one.
         architectures: Keys of `BASES`; learning rates and the recall task are of the first.
+        limit: Tokens that grafts limit full attention to.
     """
     for name in architectures:
         if name not in BASES:
             raise UserError(f"--bases must be of {', '.join(BASES)}, got {name!r}")
     bases = [
-        base_runs(name, output, base_steps, steps, seeds, rates=place == 0) for place, name in enumerate(architectures)
+        base_runs(name, output, base_steps, steps, seeds, place == 0, limit) for place, name in enumerate(architectures)
     ]
     groups = {base.architecture: base.all() for base in bases}
     rounds = {name: place for base in bases for name, place in base.rounds.items()}
@@ -281,7 +293,9 @@ def _methods_section(runs: BaseRuns, base_steps: int, steps: int) -> Section:
 
     window = f"attention sees {WINDOW} tokens" if start is runs.base else f"full attention, trained on {SHORT} tokens"
     limited = (
-        "" if start is runs.base else f" Grafts limit its attention to {SHORT} tokens; LoRA and fine-tuning see all."
+        ""
+        if start is runs.base
+        else f" Grafts limit its attention to {runs.limit} tokens; LoRA and fine-tuning see all."
     )
     section = Section(
         runs.architecture,
