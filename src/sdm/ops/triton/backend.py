@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from sdm.ops.backends import Backend, Call
 from sdm.ops.triton.availability import interpreting, missing_because, version
-from sdm.ops.triton.launch import recording, replaced
+from sdm.ops.triton.launch import dry_running, recording, replaced
 
 GPUS = ("cuda", "xpu")
 """Kinds of device that Triton compiles for; torch calls AMD's cuda too."""
@@ -17,13 +17,19 @@ class TritonBackend(Backend):
     """A backend for GPUs.
 
     A CPU call is taken if it names the backend and the interpreter or an emulator runs the kernels, a call without
-    memory (meta tensors) if launches are recorded.
+    memory (meta tensors) if launches are recorded. In a dry run a CPU call that names the backend needs no Triton.
     """
 
     name: str = "triton"
     device: str | tuple[str, ...] | None = GPUS
     missing: str = missing_because(version())
     says_missing: bool = True
+
+    def unsupported_reason(self, call: Call, named: bool = True) -> str | None:
+        """Why it cannot serve this call, or None."""
+        if named and dry_running():
+            return self.unsupported_call(call)
+        return super().unsupported_reason(call, named)
 
     def device_unsupported_reason(self, call: Call, named: bool) -> str | None:
         """Return why the kernels cannot run where the tensors are, or None."""
