@@ -116,6 +116,14 @@ def dry_running() -> bool:
     return _dry
 
 
+def is_traced(x: Tensor) -> bool:
+    """Whether a graph is made of the call, for which the shapes of its results are enough.
+
+    Sizes may be symbols then: a loop over them would fix the graph to the example's.
+    """
+    return isinstance(x, FakeTensor) and not _dry
+
+
 def load_kernel(package: str, module: str, name: str) -> Any:
     """Import a kernel where it is launched. In a dry run without Triton there is none, and none is needed."""
     if _dry and missing_because(version()):

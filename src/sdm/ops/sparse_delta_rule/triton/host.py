@@ -11,7 +11,7 @@ from torch import Tensor
 from sdm.ops.checks import mark_changed
 from sdm.ops.sparse_delta_rule.inputs import Tokens
 from sdm.ops.sparse_delta_rule.triton.layout import BACKWARD, FORWARD, Accesses, Layout, power
-from sdm.ops.triton.launch import launch, load_kernel
+from sdm.ops.triton.launch import is_traced, launch, load_kernel
 
 PARTS = 256 << 20  # bytes that backward's parts of the gradients of weights and gates may take at once
 TABLE_PROGRAMS = 256  # that packed documents fill a launch with; each of its streams has a table of its own
@@ -185,6 +185,9 @@ def forward(problem: Problem, in_place: bool = False, final: bool = True) -> tup
     problem = problem.prepared()
     tokens, layout, dtype = problem.tokens, problem.layout(FORWARD), problem.dtype
     table = problem.initial_state if in_place else None
+    if is_traced(tokens.value):
+        table = problem.table(problem.initial_state, dtype) if table is None else table
+        return torch.empty_like(tokens.value), table, torch.empty_like(tokens.value, dtype=dtype)
     groups = problem.groups(layout, share_tables=not (final or in_place))
     if table is None:
         table = problem.table(problem.initial_state, dtype, groups[0][1])
@@ -301,9 +304,9 @@ def backward(
     value, cu_seqlens = tokens.value, problem.cu_seqlens
     batch, time, heads, channels = value.shape
     slabs, C = -(-channels // layout.S), layout.C
-    groups = problem.groups(layout, share_tables=grad_table is None)
-    tables = groups[0][1]
-    total = None
+    traced = is_traced(value)
+    groups = [(0, problem.streams)] if traced else problem.groups(layout, share_tables=grad_table is None)
+    tables, total = groups[0][1], None
     if grad_initial and len(groups) > 1:
         total = value.new_zeros((max(tables // heads, 1), heads, problem.num_slots, channels), dtype=dtype)
 
@@ -320,7 +323,7 @@ def backward(
         scratch(slabs, batch, time, heads, kind=torch.int64),
         scratch(slabs, batch, time, heads, sizes["W"], kind=torch.int8),
     )
-    if value.numel() == 0:
+    if traced or value.numel() == 0:
         return outputs
     links = prepare(problem, layout)
     share = plan.share if plan.kind == "planned" else 1
