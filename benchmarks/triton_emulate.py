@@ -16,6 +16,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import torch
 from benchmarks._triton_cases import draw_slots
@@ -205,6 +206,50 @@ def compare_step(
     return max(float((a - b).abs().max() / b.abs().max()) for a, b in pairs), emulation
 
 
+GATED: dict[str, dict[str, Any]] = {
+    "gated, K = 64": {"sizes": (1, 70, 1, 64, 20)},
+    "gated, by channel, packed, K = 100": {
+        "sizes": (1, 40, 1, 100, 16),
+        "by_channel": True,
+        "documents": (0, 7, 7, 40),
+    },
+    "gated, short": {"sizes": (2, 5, 1, 3, 5)},
+}
+"""Calls of the gated delta rule: B, T, H, K, D; decays; bounds of packed documents."""
+
+
+def compare_gated(
+    target: str, sizes: tuple[int, ...], by_channel: bool = False, documents: tuple[int, ...] = ()
+) -> tuple[float, Emulation]:
+    """The largest relative error of output, final state and gradients of the gated delta rule."""
+    generator = torch.Generator().manual_seed(0)
+    B, T, H, K, D = sizes
+
+    def normal(*shape: int) -> Tensor:
+        return torch.randn(shape, generator=generator)
+
+    query, key = (torch.nn.functional.normalize(normal(B, T, H, K), dim=-1) for _ in range(2))
+    decay = -0.2 * normal(B, T, H, *((K,) if by_channel else ())).abs()
+    state = normal(max(len(documents) - 1, B), H, K, D)
+    inputs = [query, key, normal(B, T, H, D), normal(B, T, H).sigmoid(), decay, state]
+    grads = normal(B, T, H, D), normal(*state.shape)
+    bounds = torch.tensor(documents) if documents else None
+
+    def run(inputs: list[Tensor], backend: str) -> list[Tensor]:
+        leaves = [x.clone().requires_grad_() for x in inputs]
+        y, final = ops.gated_delta_rule(
+            *leaves[:5], initial_state=leaves[5], output_final_state=True, cu_seqlens=bounds, backend=backend
+        )
+        assert final is not None
+        given = torch.autograd.grad([y, final], leaves, [x.to(y.dtype) for x in grads])
+        return [y.detach(), final.detach(), *given]
+
+    with emulated(target) as emulation:
+        results = run(inputs, "triton")
+    expected = run([x.double() for x in inputs], "reference")
+    return max(float((a - b).abs().max() / b.abs().max()) for a, b in zip(results, expected, strict=True)), emulation
+
+
 def senseless_documents(target: str) -> Emulation:
     """Forward and backward with bounds that no documents have. Raises on an access out of bounds."""
     from sdm.ops.sparse_delta_rule.triton.host import Plan, Problem, backward, forward
@@ -249,6 +294,17 @@ def removed_barriers(run: Callable[..., tuple[float, Emulation]]) -> dict[str, b
     return seen
 
 
+def _report(name: str, target: str, error: float, emulation: Emulation, tolerance: float) -> bool:
+    """Print what was seen. Returns whether the case failed."""
+    counts = emulation.races.counts.items()
+    races = [f"{kind}: {buffer} at {line}, {count}" for (kind, buffer, line), count in counts]
+    failed = bool(races) or not error <= tolerance
+    ran = {kernel: [x.blocks, x.executed, x.barriers] for kernel, x in emulation.ran.items()}
+    report = {"case": name, "target": target, "error": error, "races": races, "failed": failed, "ran": ran}
+    print(json.dumps(report), flush=True)
+    return failed
+
+
 def main() -> int:
     """Run the cases; 1 if one of them fails."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
@@ -258,6 +314,7 @@ def main() -> int:
     parser.add_argument(
         "--senseless", action="store_true", help="bounds of documents that make no sense, and nothing else"
     )
+    parser.add_argument("--gated", action="store_true", help="the gated delta rule, and nothing else")
     options = parser.parse_args()
     if os.environ.get("TRITON_INTERPRET", "0") != "0":
         parser.error("the emulator runs compiled kernels: unset TRITON_INTERPRET")
@@ -268,6 +325,12 @@ def main() -> int:
         for target in options.targets:
             print(json.dumps({"senseless": target, "blocks": senseless_documents(target).ran["forward_kernel"].blocks}))
         return 0
+    if options.gated:
+        for name, call in GATED.items():
+            for target in options.targets:
+                error, emulation = compare_gated(target, **call)
+                failed += _report(name, target, error, emulation, 1e-6)
+        return 1 if failed else 0
     for name in options.cases:
         case = CASES.get(name) or STEPS[name]
         for target in options.targets:
@@ -276,14 +339,7 @@ def main() -> int:
                 print(json.dumps({"case": name, "target": target, "barriers": removed_barriers(run)}), flush=True)
                 continue
             error, emulation = run()
-            races = [
-                f"{kind}: {buffer} at {line}, {count}" for (kind, buffer, line), count in emulation.races.counts.items()
-            ]
-            bad = bool(races) or not error <= (case.tolerance or TOLERANCE[case.dtype])
-            failed += bad
-            ran = {kernel: [x.blocks, x.executed, x.barriers] for kernel, x in emulation.ran.items()}
-            report = {"case": name, "target": target, "error": error, "races": races, "failed": bad, "ran": ran}
-            print(json.dumps(report), flush=True)
+            failed += _report(name, target, error, emulation, case.tolerance or TOLERANCE[case.dtype])
     return 1 if failed else 0
 
 

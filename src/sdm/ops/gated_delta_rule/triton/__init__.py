@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from sdm.ops.backends import no_forward_mode
+from sdm.ops.checks import check_decay, document_bounds, has_values
 from sdm.ops.gated_delta_rule.chunked import Parts, chunk_parts
 from sdm.ops.gated_delta_rule.inputs import Tokens
 from sdm.ops.gated_delta_rule.reference import gated_delta_step_reference_
@@ -19,16 +20,23 @@ from sdm.ops.triton.backend import TritonBackend
 
 
 def gated_delta_rule_triton(call: Call) -> tuple[Tensor, Tensor]:
-    """Serve a call by batched products and the kernels of `carry.py`."""
+    """Serve a call by batched products and the kernels of `carry.py`.
+
+    An infinity or NaN spreads to tokens of its chunk that never meet it, since 0 times NaN is NaN.
+    """
     tokens, initial = call.in_full()
-    time = tokens.value.shape[1]
+    time, cu_seqlens = tokens.value.shape[1], call.cu_seqlens
+    # What reading costs nothing is checked.
+    check_decay(tokens.log_decay)
+    if cu_seqlens is not None and cu_seqlens.is_cpu and has_values(cu_seqlens):
+        document_bounds(cu_seqlens, time)
     if time == 0 or tokens.value.numel() == 0:
         return tokens.value.clone(), initial.clone()
     chunk = chunk_size(call.rows, time)
-    if call.cu_seqlens is None:
+    if cu_seqlens is None:
         y, final = _carry(chunk_parts(tokens, chunk), initial, None)
         return y[:, :time], final
-    place, slot, chunks = _layout(call.cu_seqlens.to(tokens.value.device), time, chunk)
+    place, slot, chunks = _layout(cu_seqlens.to(tokens.value.device), time, chunk)
     # One row of zeros at the end serves every place that pads a document's last chunk.
     padded = Tokens(*(torch.cat((x, x.new_zeros(1, 1, *x.shape[2:])), dim=1)[:, place] for x in tokens))
     y, final = _carry(chunk_parts(padded, chunk), initial, chunks)
@@ -72,7 +80,7 @@ def _carry(parts: Parts, initial: Tensor, chunks: Tensor | None) -> tuple[Tensor
 
 
 def _unsupported_reason(call: Call) -> str | None:
-    if call.dtype == torch.float64:
+    if call.dtype == torch.float64 and call.device.type != "cpu":
         return "its kernels compute in float32, got torch.float64"
     if call.rows > LARGEST_KEY:
         return f"its kernels hold states of up to {LARGEST_KEY} key channels, got {call.rows}"

@@ -52,6 +52,7 @@ def carry_kernel(  # type: ignore[no-untyped-def]
     KP: tl.constexpr, S: tl.constexpr, PER_CHANNEL: tl.constexpr, PACKED: tl.constexpr,
 ):  # fmt: skip
     """The state before each chunk, the deltas of its tokens and the state after the last."""
+    ACC: tl.constexpr = states.dtype.element_ty
     slabs: tl.constexpr = (D + S - 1) // S
     stream, origin, first, last = walk(chunks, groups, H, slabs, PACKED)
     c = tl.arange(0, C)
@@ -65,10 +66,11 @@ def carry_kernel(  # type: ignore[no-untyped-def]
         tl.store(states + cell * K * D + at_state, state, mask=in_state)
         w = matrix(from_state + cell * C * K, c, k, K, 1, (k < K)[None, :])
         x = matrix(free + cell * C * D, c, d, D, 1, (d < D)[None, :])
-        x -= tl.dot(w, state, input_precision="ieee")
+        x -= tl.dot(w, state, input_precision="ieee", out_dtype=ACC)
         tl.store(delta + cell * C * D + c[:, None] * D + d[None, :], x, mask=(d < D)[None, :])
         transposed = matrix(keys + cell * C * K, k, c, 1, K, (k < K)[:, None])
-        state = chunk_decay(decay, cell, k, K, PER_CHANNEL) * state + tl.dot(transposed, x, input_precision="ieee")
+        state = chunk_decay(decay, cell, k, K, PER_CHANNEL) * state
+        state += tl.dot(transposed, x, input_precision="ieee", out_dtype=ACC)
     tl.store(final + stream * K * D + at_state, state, mask=in_state)
 
 
@@ -80,6 +82,7 @@ def carry_backward_kernel(  # type: ignore[no-untyped-def]
     KP: tl.constexpr, S: tl.constexpr, PER_CHANNEL: tl.constexpr, PACKED: tl.constexpr,
 ):  # fmt: skip
     """The gradients of the state after each chunk, of U and of the initial state."""
+    ACC: tl.constexpr = grads.dtype.element_ty
     slabs: tl.constexpr = (D + S - 1) // S
     stream, origin, first, last = walk(chunks, groups, H, slabs, PACKED)
     c = tl.arange(0, C)
@@ -92,10 +95,11 @@ def carry_backward_kernel(  # type: ignore[no-untyped-def]
         cell = origin + last - 1 - reverse
         tl.store(grads + cell * K * D + at_state, grad, mask=in_state)
         x = matrix(grad_delta + cell * C * D, c, d, D, 1, (d < D)[None, :])
-        x += tl.dot(matrix(keys + cell * C * K, c, k, K, 1, (k < K)[None, :]), grad, input_precision="ieee")
+        key = matrix(keys + cell * C * K, c, k, K, 1, (k < K)[None, :])
+        x += tl.dot(key, grad, input_precision="ieee", out_dtype=ACC)
         tl.store(grad_free + cell * C * D + c[:, None] * D + d[None, :], x, mask=(d < D)[None, :])
         transposed = matrix(from_state + cell * C * K, k, c, 1, K, (k < K)[:, None])
         grad = chunk_decay(decay, cell, k, K, PER_CHANNEL) * grad
         grad += tl.load(grad_states + cell * K * D + at_state, mask=in_state, other=0)
-        grad -= tl.dot(transposed, x, input_precision="ieee")
+        grad -= tl.dot(transposed, x, input_precision="ieee", out_dtype=ACC)
     tl.store(grad_initial + stream * K * D + at_state, grad, mask=in_state)
