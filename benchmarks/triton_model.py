@@ -30,6 +30,8 @@ from benchmarks.ptx.machine import Observer
 from benchmarks.ptx.program import Program
 
 from sdm import ops
+from sdm.models.ladder import ladder
+from sdm.models.layer_types.base import derived
 from sdm.ops.sparse_delta_rule.triton import layout
 from sdm.ops.sparse_delta_rule.triton.host import Links
 from sdm.ops.triton.availability import version
@@ -38,10 +40,13 @@ from sdm.plan.kernel_time import GPU, GPUS, STORED, Estimate, Kernel, layout_nam
 
 BEGIN, END = "<!-- model: made by benchmarks/triton_model.py -->", "<!-- end of model -->"
 LENGTHS = (16, 48)  # tokens that are emulated
+GATED_LENGTHS = (128, 256)  # of the gated delta rule: chunks of 64
 CHANNELS = 32  # of the emulated call: blocks own equal slabs, so that one of them shows all
-PER_BLOCK = ("forward_kernel", "backward_kernel")
+PER_BLOCK = ("forward_kernel", "backward_kernel", "carry_kernel", "carry_backward_kernel")
 """Kernels whose blocks walk a whole sequence. A block of the others has one chunk."""
-COMMON = frozenset({"write_weight", "beta", "log_decay", "read_weight", "cu_seqlens", *Links._fields})
+COMMON = frozenset(
+    {"from_state", "keys", "decay", "write_weight", "beta", "log_decay", "read_weight", "cu_seqlens", *Links._fields}
+)
 """What the blocks of all channels of a sequence read."""
 
 
@@ -124,6 +129,43 @@ def selection_kernels(level: int, gpu: GPU) -> dict[str, Kernel]:
             schedule.usage, taken.registers, taken.shared, threads, name not in forward, tokens=1 / blocks
         )
     return result
+
+
+def gated_kernels(level: int, gpu: GPU) -> dict[str, Kernel]:
+    """The kernels of the gated delta rule of Gated DeltaNet at a ladder level, by name."""
+    config = ladder(level, "gdn")
+    heads, keys = derived(config.num_attention_heads), derived(config.recurrent_key_dim)
+    lengths: list[dict[str, tuple[Launch, Schedule, int]]] = []
+    for time in GATED_LENGTHS:
+        shapes = (keys,), (keys,), (config.hidden_size // heads,), (), ()
+        query, key, value, beta, decay = (torch.randn(1, time, 1, *shape) for shape in shapes)
+        query, key = (torch.nn.functional.normalize(x, dim=-1) for x in (query, key))
+        leaves = [x.requires_grad_() for x in (query, key, value, beta.sigmoid(), -decay.abs())]
+        seen: dict[str, tuple[Launch, Schedule, int]] = {}
+        with _watched(gpu, seen):
+            y, _ = ops.gated_delta_rule(*leaves, backend="triton")
+            forward = set(seen)
+            y.backward(torch.ones_like(y))
+        lengths.append(seen)
+    short, long = lengths
+    result = {}
+    for name, (launch, schedule, threads) in long.items():
+        usage = (schedule.usage - short[name][1].usage) * (1 / (GATED_LENGTHS[1] - GATED_LENGTHS[0]))
+        taken, slab = resources(launch, gpu.target), launch.arguments["S"]
+        result[name] = Kernel(usage, taken.registers, taken.shared, threads, name not in forward, channels=slab)
+    return result
+
+
+def gated_rows(levels: list[int], gpus: list[str], batches: tuple[int, ...], time: int) -> Iterator[str]:
+    """Times of the kernels that carry the state of Gated DeltaNet, without the products around them."""
+    for name in gpus:
+        for level in levels:
+            config, carried = ladder(level, "gdn"), gated_kernels(level, GPUS[name])
+            heads = derived(config.num_attention_heads)
+            for batch in batches:
+                times = [x.time(GPUS[name], batch * heads, time, config.hidden_size // heads) for x in carried.values()]
+                cells = [f"{1e3 * x.low:.2f}-{1e3 * x.high:.2f}" for x in times]
+                yield f"| {name}, level {level}, gated delta rule | {batch} | {' | '.join(cells)} |"
 
 
 def store(gpus: list[str], levels: list[int]) -> None:
@@ -273,10 +315,15 @@ def main() -> int:
     parser.add_argument("--no-table", action="store_true", help="leave docs/performance.md as it is")
     parser.add_argument("--store", action="store_true", help="write what `sdm plan` uses, and no table")
     parser.add_argument("--check-stored", action="store_true", help="compare a part of what is stored, no table")
+    parser.add_argument("--gated", action="store_true", help="the gated delta rule, no table")
     options = parser.parse_args()
     options.levels = options.levels or ([1, 3, 5, 6, 8, 13] if options.store else [1, 8, 13])
     if options.store:
         store(options.gpus, options.levels)
+        return 0
+    if options.gated:
+        for line in gated_rows(options.levels, options.gpus, tuple(options.batches), options.time):
+            print(line, flush=True)
         return 0
     if options.check_stored:
         found = [x for name in options.gpus for level in options.levels for x in differences(level, GPUS[name])]
