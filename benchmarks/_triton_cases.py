@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from sdm import ops
-from sdm.models.cost import LEVELS
+from sdm.models.cost import LEVELS, ladder
 from sdm.ops.triton.launch import Launch, record
 
 ACCESSES = 64
@@ -101,6 +101,21 @@ def step(level: int, dtype: torch.dtype) -> None:
     ops.sparse_delta_step_(state, *_tokens((1, heads), channels, dtype, False), backend="triton")
 
 
+def gated_rule(level: int, dtype: torch.dtype, by_channel: bool = False, time: int = 2048) -> None:
+    """Forward and backward of the dense rule as Gated DeltaNet has it, or Kimi Delta Attention with its decays."""
+    config = ladder(level, "gdn")
+    heads, keys = config.num_attention_heads, config.recurrent_key_dim
+    assert heads is not None
+    assert keys is not None
+
+    def floats(*shape: int, dtype: torch.dtype = torch.float32) -> Tensor:
+        return torch.empty(1, time, heads, *shape, dtype=dtype, device="meta", requires_grad=True)
+
+    decay = floats(keys) if by_channel else floats()
+    tokens = floats(keys, dtype=dtype), floats(keys, dtype=dtype), floats(config.hidden_size // heads, dtype=dtype)
+    ops.gated_delta_rule(*tokens, floats(), decay, backend="triton")[0].float().sum().backward()
+
+
 def launches_of(call: Callable[[], None]) -> list[Launch]:
     with record() as launches:
         call()
@@ -116,4 +131,6 @@ def calls(level: int, dtype: torch.dtype) -> dict[str, Callable[[], None]]:
         "rule, slot": lambda: rule(level, dtype, update="slot"),
         "rule, no gradients": lambda: rule(level, dtype, training=False),
         "step": lambda: step(level, dtype),
+        "gated rule": lambda: gated_rule(level, dtype),
+        "gated rule, by channel": lambda: gated_rule(level, dtype, by_channel=True),
     }

@@ -3,7 +3,8 @@
 python -m benchmarks.gpu [--output gpu.json] [--levels 1 8] [--batches 1 8 16]
 
 Correctness first: every backend against the reference, outputs, final states and gradients, in the layouts that models
-use, with uniform, Zipf and product-key slots, packed and in bfloat16; nothing is timed if that fails. Then times of the
+use, with uniform, Zipf and product-key slots, packed and in bfloat16; the gated delta rule; sliding-window attention
+against a CPU. Nothing is timed if that fails. Then times of the
 sparse delta rule and its decode step at the sizes of the paper's ladder, as ratios to flash-linear-attention's gated
 delta rule (if installed) and to PyTorch's attention, and a decode and a training step captured in a CUDA graph.
 Everything goes into a JSON file that you can send in.
@@ -19,6 +20,7 @@ import statistics
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -32,7 +34,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 import sdm
 from sdm import ops
 from sdm.models.cost import LEVELS
-from sdm.ops.triton.backend import description
+from sdm.ops.triton.availability import description
 
 TOLERANCE = {torch.float32: 1e-4, torch.bfloat16: 3e-2}
 """Of the largest difference to the reference, relative to the largest number."""
@@ -136,7 +138,42 @@ def correctness(device: str, backends: list[str], cases: list[Case]) -> dict[str
             wanted, selected = (ops.product_key_topk(scores, k, backend=name)[1] for name in ("reference", backend))
             if not torch.equal(wanted, selected):
                 worst[backend] = float("inf")
+        for documents in (None, (0, 20, 20, 150)):
+            error = gated_difference(device, backend, documents)
+            worst[backend] = max(worst[backend], error / TOLERANCE[torch.float32])
+    worst["window attention"] = attention_difference(device) / TOLERANCE[torch.float32]
     return worst
+
+
+def gated_difference(device: str, backend: str, documents: tuple[int, ...] | None) -> float:
+    """The largest relative difference of the gated delta rule to its reference, gradients included."""
+    generator = torch.Generator().manual_seed(0)
+    shapes = ((64,), (64,), (48,), (), ())
+    query, key, value, beta, decay = (torch.randn(1, 150, 2, *x, generator=generator).to(device) for x in shapes)
+    inputs = [F.normalize(query, dim=-1), F.normalize(key, dim=-1), value, beta.sigmoid(), -0.2 * decay.abs()]
+    results = []
+    for name in ("reference", backend):
+        leaves = [x.detach().requires_grad_() for x in inputs]
+        bounds = None if documents is None else torch.tensor(documents, device=device)
+        y, final = ops.gated_delta_rule(*leaves, cu_seqlens=bounds, output_final_state=True, backend=name)
+        assert final is not None
+        results.append([y, final, *torch.autograd.grad(y.sin().sum() + final.cos().sum(), leaves)])
+    return max(
+        float((got - wanted).detach().abs().max() / wanted.detach().abs().max())
+        for wanted, got in zip(*results, strict=True)
+    )
+
+
+def attention_difference(device: str) -> float:
+    """The largest difference of sliding-window attention to the same layer on a CPU, with the gradient of its input."""
+    torch.manual_seed(0)
+    layer, x = sdm.layers.SlidingWindowAttention(256, 4, window=100), torch.randn(1, 700, 256)
+    bounds, results = torch.tensor([0, 300, 300, 700]), []
+    for place in ("cpu", device):
+        layer, own = layer.to(place), x.to(place).detach().requires_grad_()
+        y = layer(own, cu_seqlens=bounds.to(place))
+        results.append([y.cpu().detach(), torch.autograd.grad(y.sin().sum(), own)[0].cpu()])
+    return max(float((a - b).abs().max() / b.abs().max()) for a, b in zip(*results, strict=True))
 
 
 def seconds(run: Callable[[], object], device: str, repeats: int = 10) -> float:
@@ -207,13 +244,16 @@ def candidates(
                 return attention()
 
         found["sdpa, cuDNN"] = both_ways(cudnn, [query, key, value])
-    if find_spec("fla") and device == "cuda":
+    for kernels in ("fla", "triton") if device == "cuda" else ():
+        if kernels == "fla" and not find_spec("fla"):
+            continue
         lead = (batch, time, width // 128)
         dense = [torch.randn(*lead, x, device=device, dtype=half) for x in (64, 64, 128)]
         dense[:2] = [F.normalize(x, dim=-1) for x in dense[:2]]
         gates = [torch.rand(*lead, device=device), -torch.rand(*lead, device=device)]
         inputs = [x.requires_grad_() for x in (*dense, *gates)]
-        found["fla gated delta rule"] = both_ways(lambda: ops.gated_delta_rule(*inputs, backend="fla")[0], inputs)
+        call = partial(ops.gated_delta_rule, *inputs, backend=kernels)
+        found[f"{kernels} gated delta rule"] = both_ways(lambda call=call: call()[0], inputs)
     return found
 
 

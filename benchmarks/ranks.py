@@ -64,7 +64,7 @@ def planned(case: Case) -> float:
         "float32",
         case.checkpointing,
         case.keep_weights,
-        channels_at_once=64,
+        on_cpu=True,
     )
     return memory(work, dry_run(work)).total
 

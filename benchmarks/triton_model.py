@@ -1,62 +1,53 @@
 """Modelled times of the Triton kernels on GPUs that are not here.
 
 python -m benchmarks.triton_model [--levels 1 8 13] [--gpus A100 H100] [--slots uniform zipf] [--no-table]
+python -m benchmarks.triton_model --store [--levels 1 3 5 6 8 13]
 
 The compiled kernels run in the emulator of `benchmarks/ptx`, a block of each, and `benchmarks/ptx/latency.py` says how
 long it would take. Two lengths tell what a token costs. **A model, not a measurement**: no GPU was at hand. Writes the
-table of docs/performance.md.
+table of docs/performance.md; with --store the numbers that
+`sdm plan` uses (src/sdm/plan/kernels.json).
 """
 
 from __future__ import annotations
 
 import argparse
+import json
+import re
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
+from typing import Any
 
 import torch
 from benchmarks._pages import write_between
 from benchmarks._triton_cases import ACCESSES, sizes, sparse_tokens
 from benchmarks.ptx.emulate import emulated, resources
-from benchmarks.ptx.latency import GPU, GPUS, Estimate, Schedule, Usage, estimate
+from benchmarks.ptx.latency import Schedule
 from benchmarks.ptx.machine import Observer
 from benchmarks.ptx.program import Program
 
 from sdm import ops
+from sdm.models.cost import ladder
+from sdm.models.layer_types.base import derived
 from sdm.ops.sparse_delta_rule.triton import layout
 from sdm.ops.sparse_delta_rule.triton.host import Links
-from sdm.ops.triton.ahead_of_time import Resources
+from sdm.ops.triton.availability import version
 from sdm.ops.triton.launch import Launch
+from sdm.plan.kernel_time import GPU, GPUS, STORED, Estimate, Kernel, layout_name, stored_kernels
 
 BEGIN, END = "<!-- model: made by benchmarks/triton_model.py -->", "<!-- end of model -->"
 LENGTHS = (16, 48)  # tokens that are emulated
+GATED_LENGTHS = (128, 256)  # of the gated delta rule: chunks of 64
 CHANNELS = 32  # of the emulated call: blocks own equal slabs, so that one of them shows all
-PER_BLOCK = ("forward_kernel", "backward_kernel")
+PER_BLOCK = ("forward_kernel", "backward_kernel", "carry_kernel", "carry_backward_kernel")
 """Kernels whose blocks walk a whole sequence. A block of the others has one chunk."""
-COMMON = frozenset({"write_weight", "beta", "log_decay", "read_weight", "cu_seqlens", *Links._fields})
+COMMON = frozenset(
+    {"from_state", "keys", "decay", "write_weight", "beta", "log_decay", "read_weight", "cu_seqlens", *Links._fields}
+)
 """What the blocks of all channels of a sequence read."""
-
-
-@dataclass(frozen=True)
-class Kernel:
-    """What a block of a kernel needs per token (or, if it has one chunk, in all), and how many there are."""
-
-    usage: Usage
-    taken: Resources
-    threads: int
-    tokens: int
-    """Of a block that has one chunk; 0: it walks a sequence."""
-    channels: int
-    """That a block owns; 0: all."""
-
-    def time(self, gpu: GPU, batch: int, time: int, heads: int, channels: int) -> Estimate:
-        """Of the launches of a call."""
-        blocks = batch * heads
-        if self.tokens:
-            return estimate(gpu, self.usage, blocks * -(-time // self.tokens), self.threads, self.taken)
-        return estimate(gpu, self.usage * time, blocks * -(-channels // self.channels), self.threads, self.taken)
 
 
 @contextmanager
@@ -66,44 +57,157 @@ def _watched(gpu: GPU, seen: dict[str, tuple[Launch, Schedule, int]]) -> Iterato
     def observer(launch: Launch, program: Program, number: int) -> Observer | None:
         if number != 0:
             return None
-        fit = gpu.resident(program.threads, resources(launch, gpu.target))
+        taken = resources(launch, gpu.target)
+        fit = gpu.resident(program.threads, taken.registers, taken.shared)
         common = COMMON if launch.name in PER_BLOCK else frozenset()
         schedule = Schedule(gpu, gpu.l2 / (gpu.multiprocessors * fit), common)
         name = launch.name if launch.name not in seen else f"{launch.name} of backward"
         seen[name] = launch, schedule, program.threads
         return schedule
 
-    first = {name: (lambda size: [0]) for name in (*PER_BLOCK, "reduce_kernel")}
+    alone = (*PER_BLOCK, "reduce_kernel", "select_kernel", "gather_gradient_kernel")
+    first: dict[str, Callable[[int], list[int]]] = {name: (lambda size: [0]) for name in alone}
+    first["rank_halves_kernel"] = lambda size: [0, 1]  # the two halves of a row
     with emulated(gpu.target, check_races=False, only=first, observer=observer):
         yield
 
 
 def kernels(
-    level: int, gpu: GPU, training: bool, many: bool, dtype: torch.dtype = torch.float32, zipf: bool = False
+    level: int,
+    gpu: GPU,
+    many: bool,
+    dtype: torch.dtype = torch.float32,
+    zipf: bool = False,
+    backward: bool = True,
 ) -> dict[str, Kernel]:
     """The kernels of a call at a ladder level, by name, in the layout for few or for many programs."""
-    heads, n, channels = sizes(level)
+    heads, n, _ = sizes(level)
     lengths: list[dict[str, tuple[Launch, Schedule, int]]] = []
     for time in LENGTHS:
         tokens, table = sparse_tokens(1, time, heads, n * n, CHANNELS, dtype, zipf)
-        leaves = [x.requires_grad_(training) if x.is_floating_point() else x for x in (*tokens, table)]
+        leaves = [x.requires_grad_() if x.is_floating_point() else x for x in (*tokens, table)]
         seen: dict[str, tuple[Launch, Schedule, int]] = {}
         with _watched(gpu, seen), layout.chosen(many):
             y, _ = ops.sparse_delta_rule(*leaves[:-1], initial_state=leaves[-1], backend="triton")
-            if training:
+            forward = set(seen)
+            if backward:
                 y.backward(torch.ones_like(y))
         lengths.append(seen)
     short, long = lengths
     result = {}
     for name, (launch, schedule, threads) in long.items():
         arguments, taken = launch.arguments, resources(launch, gpu.target)
+        kernel = partial(Kernel, registers=taken.registers, shared=taken.shared, threads=threads)
+        kernel = partial(kernel, backward=name not in forward, spilled=taken.spilled)
         if launch.name in PER_BLOCK:
             usage = (schedule.usage - short[name][1].usage) * (1 / (LENGTHS[1] - LENGTHS[0]))
-            result[name] = Kernel(usage, taken, threads, 0, arguments["S"])
+            result[name] = kernel(usage, channels=arguments["S"])
         else:
             # A block of `reduce_kernel` reads a part of each slab.
-            slabs = channels / CHANNELS if launch.name == "reduce_kernel" else 1
-            result[name] = Kernel(schedule.usage * slabs, taken, threads, arguments["C"], 0)
+            per_slab = CHANNELS if launch.name == "reduce_kernel" else 0
+            result[name] = kernel(schedule.usage, tokens=arguments["C"], per_slab=per_slab)
+    return result
+
+
+SELECTIONS = 2  # of a token and head: slots to write and slots to read
+
+
+def selection_kernels(level: int, gpu: GPU) -> dict[str, Kernel]:
+    """The kernels that select the slots of a token, by name."""
+    _, n, _ = sizes(level)
+    scores = torch.randn(1, 2, 1, 2 * n, generator=torch.Generator().manual_seed(0), requires_grad=True)
+    seen: dict[str, tuple[Launch, Schedule, int]] = {}
+    with _watched(gpu, seen):
+        values, _ = ops.product_key_topk(scores, ACCESSES, backend="triton")
+        forward = set(seen)
+        values.backward(torch.ones_like(values))
+    result = {}
+    for name, (launch, schedule, threads) in seen.items():
+        taken = resources(launch, gpu.target)
+        blocks = 2 * SELECTIONS if launch.name == "rank_halves_kernel" else SELECTIONS
+        result[name] = Kernel(
+            schedule.usage, taken.registers, taken.shared, threads, name not in forward, tokens=1 / blocks
+        )
+    return result
+
+
+def gated_kernels(level: int, gpu: GPU) -> dict[str, Kernel]:
+    """The kernels of the gated delta rule of Gated DeltaNet at a ladder level, by name."""
+    config = ladder(level, "gdn")
+    heads, keys = derived(config.num_attention_heads), derived(config.recurrent_key_dim)
+    lengths: list[dict[str, tuple[Launch, Schedule, int]]] = []
+    for time in GATED_LENGTHS:
+        shapes = (keys,), (keys,), (config.hidden_size // heads,), (), ()
+        query, key, value, beta, decay = (torch.randn(1, time, 1, *shape) for shape in shapes)
+        query, key = (torch.nn.functional.normalize(x, dim=-1) for x in (query, key))
+        leaves = [x.requires_grad_() for x in (query, key, value, beta.sigmoid(), -decay.abs())]
+        seen: dict[str, tuple[Launch, Schedule, int]] = {}
+        with _watched(gpu, seen):
+            y, _ = ops.gated_delta_rule(*leaves, backend="triton")
+            forward = set(seen)
+            y.backward(torch.ones_like(y))
+        lengths.append(seen)
+    short, long = lengths
+    result = {}
+    for name, (launch, schedule, threads) in long.items():
+        usage = (schedule.usage - short[name][1].usage) * (1 / (GATED_LENGTHS[1] - GATED_LENGTHS[0]))
+        taken, slab = resources(launch, gpu.target), launch.arguments["S"]
+        result[name] = Kernel(usage, taken.registers, taken.shared, threads, name not in forward, channels=slab)
+    return result
+
+
+def gated_rows(levels: list[int], gpus: list[str], batches: tuple[int, ...], time: int) -> Iterator[str]:
+    """Times of the kernels that carry the state of Gated DeltaNet, without the products around them."""
+    for name in gpus:
+        for level in levels:
+            config, carried = ladder(level, "gdn"), gated_kernels(level, GPUS[name])
+            heads = derived(config.num_attention_heads)
+            for batch in batches:
+                times = [x.time(GPUS[name], batch * heads, time, config.hidden_size // heads) for x in carried.values()]
+                cells = [f"{1e3 * x.low:.2f}-{1e3 * x.high:.2f}" for x in times]
+                yield f"| {name}, level {level}, gated delta rule | {batch} | {' | '.join(cells)} |"
+
+
+def store(gpus: list[str], levels: list[int]) -> None:
+    """Write what `sdm plan` knows of the kernels: one entry for the sizes of each level."""
+    stored: dict[str, Any] = json.loads(STORED.read_text()) if STORED.exists() else {"kernels": {}}
+    stored["command"], stored["triton"] = "python -m benchmarks.triton_model --store", version()
+    for name in gpus:
+        for level in levels:
+            heads, _, channels = sizes(level)
+            selection = {kernel: x.stored() for kernel, x in selection_kernels(level, GPUS[name]).items()}
+            stored["kernels"].setdefault(name, {})[f"{heads}x{channels}"] = {
+                layout_name(many): {kernel: x.stored() for kernel, x in kernels(level, GPUS[name], many).items()}
+                | selection
+                for many in (False, True)
+            }
+            print(f"{name}, level {level}: {heads} x {channels}", flush=True)
+            write_stored(stored)
+
+
+def write_stored(stored: dict[str, Any]) -> None:
+    """Write the file, a kernel in each line."""
+    text = json.dumps(stored, indent=1)
+    text = re.sub(
+        r'("\w[\w ]*_kernel[\w ]*": )(\{.*?\}.*?\})', lambda m: m[1] + " ".join(m[2].split()), text, flags=re.DOTALL
+    )
+    STORED.write_text(text + "\n")
+
+
+def differences(level: int, gpu: GPU) -> list[str]:
+    """Where the stored numbers are not what the model says now, for the kernels of forward with few programs."""
+    heads, _, channels = sizes(level)
+    stored = stored_kernels()[gpu.name][f"{heads}x{channels}"][layout_name(False)]
+    fresh = kernels(level, gpu, False, backward=False) | selection_kernels(level, gpu)
+    result = []
+    for name, kernel in fresh.items():
+        before, now = stored[name].stored(), kernel.stored()
+        for place, x in now["usage"].items():
+            # A row is in the L2 cache or not by a hair's breadth, and tensors lie at other addresses.
+            if abs(x - before["usage"][place]) > 0.02 * abs(x) + 1e-3:
+                result.append(f"{name}: {place} is {x}, stored {before['usage'][place]}")
+        others = [x for x in now if x != "usage" and now[x] != before[x]]
+        result += [f"{name}: {x} is {now[x]}, stored {before[x]}" for x in others]
     return result
 
 
@@ -123,20 +227,16 @@ def totals(
 ) -> dict[int, tuple[Estimate, Estimate]]:
     """Forward without gradients, and backward, for each batch size."""
     heads, _, channels = sizes(level)
-    known: dict[bool, tuple[dict[str, Kernel], dict[str, Kernel]]] = {}
+    known: dict[bool, dict[str, Kernel]] = {}
     result = {}
     for batch in batches:
         many = batch * heads * channels // 8 >= layout.MANY
         if many not in known:
-            known[many] = tuple(kernels(level, gpu, training, many, **options) for training in (False, True))
-        inference, training = known[many]
-        forward, backward = Estimate(0, 0, 0), Estimate(0, 0, 0)
-        for kernel in inference.values():
-            forward += kernel.time(gpu, batch, time, heads, channels)
-        for name, kernel in training.items():
-            if name not in inference:
-                backward += kernel.time(gpu, batch, time, heads, channels)
-        result[batch] = forward, backward
+            known[many] = kernels(level, gpu, many, **options)
+        both = {False: Estimate(), True: Estimate()}
+        for kernel in known[many].values():
+            both[kernel.backward] += kernel.time(gpu, batch * heads, time, channels)
+        result[batch] = both[False], both[True]
     return result
 
 
@@ -165,14 +265,14 @@ def rows(levels: list[int], gpus: list[str], batches: tuple[int, ...], time: int
 def details(level: int, gpu: GPU, many: bool, zipf: bool = False) -> list[str]:
     """What limits each kernel: cycles per token of a block, registers, blocks of a multiprocessor, barriers."""
     lines = []
-    for name, kernel in kernels(level, gpu, True, many, zipf=zipf).items():
-        use, taken = kernel.usage, kernel.taken
+    for name, kernel in (kernels(level, gpu, many, zipf=zipf) | selection_kernels(level, gpu)).items():
+        use = kernel.usage
         lines.append(
             f"{name:28} {use.reordered:8.0f}-{use.in_order:<8.0f} cycles, issue {use.issue:7.0f}, "
             f"path {use.path:7.0f}, "
             f"{use.memory:7.0f} bytes, {use.barriers:5.1f} barriers, "
-            f"{taken.registers} registers, spilled {taken.spilled}, "
-            f"shared {taken.shared}, {gpu.resident(kernel.threads, taken)} blocks of {kernel.threads} threads"
+            f"{kernel.registers} registers, spilled {kernel.spilled}, shared {kernel.shared}, "
+            f"{gpu.resident(kernel.threads, kernel.registers, kernel.shared)} blocks of {kernel.threads} threads"
         )
     return lines
 
@@ -189,11 +289,12 @@ def problems(level: int, gpu: GPU) -> list[str]:
     """What is worse than the layouts were chosen for: registers spilled, blocks of a multiprocessor, barriers."""
     result = []
     for many in (False, True):
-        for name, kernel in kernels(level, gpu, True, many).items():
-            if kernel.taken.spilled:
-                result.append(f"{name} spills {kernel.taken.spilled} bytes")
+        for name, kernel in kernels(level, gpu, many).items():
+            if kernel.spilled:
+                result.append(f"{name} spills {kernel.spilled} bytes")
             if (name, many) in LEAST_BLOCKS:
-                blocks, barriers = gpu.resident(kernel.threads, kernel.taken), kernel.usage.barriers
+                blocks = gpu.resident(kernel.threads, kernel.registers, kernel.shared)
+                barriers = kernel.usage.barriers
                 if blocks < LEAST_BLOCKS[name, many]:
                     result.append(f"{name}, many={many}: {blocks} blocks of a multiprocessor")
                 if barriers > MOST_BARRIERS[name, many]:
@@ -204,7 +305,7 @@ def problems(level: int, gpu: GPU) -> list[str]:
 def main() -> int:
     """Print the table and write it into docs/performance.md; with --check, 1 if a kernel is worse than it was."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--levels", type=int, nargs="+", default=[1, 8, 13])
+    parser.add_argument("--levels", type=int, nargs="+")
     parser.add_argument("--gpus", nargs="+", default=["A100", "H100"], choices=list(GPUS))
     parser.add_argument("--slots", nargs="+", default=["uniform"], choices=["uniform", "zipf"])
     parser.add_argument("--batches", type=int, nargs="+", default=[1, 8])
@@ -212,7 +313,22 @@ def main() -> int:
     parser.add_argument("--check", action="store_true", help="check spills, blocks and barriers, and nothing else")
     parser.add_argument("--details", action="store_true", help="print what limits each kernel, and no table")
     parser.add_argument("--no-table", action="store_true", help="leave docs/performance.md as it is")
+    parser.add_argument("--store", action="store_true", help="write what `sdm plan` uses, and no table")
+    parser.add_argument("--check-stored", action="store_true", help="compare a part of what is stored, no table")
+    parser.add_argument("--gated", action="store_true", help="the gated delta rule, no table")
     options = parser.parse_args()
+    options.levels = options.levels or ([1, 3, 5, 6, 8, 13] if options.store else [1, 8, 13])
+    if options.store:
+        store(options.gpus, options.levels)
+        return 0
+    if options.gated:
+        for line in gated_rows(options.levels, options.gpus, tuple(options.batches), options.time):
+            print(line, flush=True)
+        return 0
+    if options.check_stored:
+        found = [x for name in options.gpus for level in options.levels for x in differences(level, GPUS[name])]
+        print(*found, f"{len(found)} differences", sep="\n")
+        return 1 if found else 0
     if options.check:
         worse = [x for name in options.gpus for level in options.levels for x in problems(level, GPUS[name])]
         print(*worse, f"{len(worse)} problems", sep="\n")

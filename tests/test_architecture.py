@@ -30,7 +30,7 @@ MAY_IMPORT: dict[str, set[str]] = {
         *("parallel", "run", "models", "layers", "ops", "data"),
         *("__version__", "errors", "files", "signals", "ranks"),
     },
-    "plan": {"parallel", "run", "models", "layers"},
+    "plan": {"parallel", "run", "models", "layers", "ops"},
     "evaluation": {"run", "models", "layers", "ops", "data", "errors", "files", "ranks"},
     "analysis": {"plan", "evaluation", "run", "models", "layers", "ops", "native", "data", "errors", "files"},
     "integrations": {"models", "layers"},

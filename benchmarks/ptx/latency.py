@@ -8,8 +8,8 @@ instruction of a warp takes an issue slot of its scheduler, and barriers and bra
   best order.
 - `in_order`: an instruction starts after the one before it in the PTX.
 
-Warps of a block go in step. Blocks that share a multiprocessor overlap their waiting, and share issue slots, the path
-to the L2 cache and the bandwidth of memory.
+Warps of a block go in step. `sdm.plan.kernel_time` has what follows for a launch: blocks that share a multiprocessor
+overlap their waiting, and share issue slots, the path to the L2 cache and the bandwidth of memory.
 """
 
 from __future__ import annotations
@@ -22,77 +22,12 @@ from benchmarks.ptx.machine import Block
 from benchmarks.ptx.memory import Array, Buffer
 from benchmarks.ptx.program import Instruction
 
-from sdm.ops.triton.ahead_of_time import Resources
+from sdm.plan.kernel_time import GPU, Usage
 
 SECTOR = 32  # bytes
 SCHEDULERS = 4  # of a multiprocessor
 ISSUE = 1.1  # slots of a PTX instruction: the assembler makes a few more
 BRANCH = 12  # cycles
-
-
-@dataclass(frozen=True)
-class GPU:
-    """What the model knows of a GPU. Latencies are in cycles."""
-
-    name: str
-    target: str
-    multiprocessors: int
-    clock: float
-    bandwidth: float
-    """Bytes per second of memory, as the vendor states it."""
-    l2: float
-    """Bytes of the L2 cache."""
-    shared: int
-    """Bytes of shared memory of a multiprocessor."""
-    l2_latency: float
-    memory_latency: float
-    shared_latency: float = 30
-    shuffle: float = 24
-    barrier: float = 32
-    arithmetic: float = 4.5
-    fill: float = 64
-    """Bytes per cycle between the L2 cache and a multiprocessor."""
-    registers: int = 65536
-    warps: int = 64
-    efficiency: float = 0.9
-    """Of the bandwidth that scattered rows reach at best."""
-
-    def resident(self, threads: int, taken: Resources) -> int:
-        """How many blocks share a multiprocessor."""
-        registers = -(-taken.registers // 8) * 8 * threads
-        limits = [self.registers // registers, self.warps // -(-threads // 32), 32]
-        limits.append(self.shared // max(taken.shared + 1024, 1))
-        return max(min(limits), 1)
-
-
-GPUS = {
-    gpu.name: gpu
-    for gpu in (
-        GPU("A100", "sm_80", 108, 1.41e9, 2.04e12, 40e6, 164 << 10, 240, 620),
-        GPU("H100", "sm_90", 132, 1.70e9, 3.35e12, 50e6, 228 << 10, 273, 700),
-    )
-}
-
-
-@dataclass
-class Usage:
-    """What a block needs: cycles, and bytes of memory."""
-
-    in_order: float = 0.0
-    reordered: float = 0.0
-    issue: float = 0.0
-    """Cycles in which its instructions would take the issue slots of all schedulers."""
-    path: float = 0.0
-    """Cycles in which its loads and stores take the path to the L2 cache."""
-    memory: float = 0.0
-    """Bytes from and to memory."""
-    barriers: float = 0.0
-
-    def __sub__(self, other: Usage) -> Usage:
-        return Usage(*(getattr(self, name) - getattr(other, name) for name in self.__dataclass_fields__))
-
-    def __mul__(self, factor: float) -> Usage:
-        return Usage(*(getattr(self, name) * factor for name in self.__dataclass_fields__))
 
 
 @dataclass
@@ -189,36 +124,3 @@ class Schedule:
             sectors = (len(buffer.data) + buffer.start) // SECTOR + 1
             self._touched[id(buffer.data)] = np.full(sectors, -np.inf)
         return self._touched[id(buffer.data)]
-
-
-@dataclass(frozen=True)
-class Estimate:
-    """Seconds of a launch: a range."""
-
-    low: float
-    high: float
-    bandwidth: float
-    """Seconds that memory needs for the launch's bytes."""
-
-    def __add__(self, other: Estimate) -> Estimate:
-        return Estimate(self.low + other.low, self.high + other.high, self.bandwidth + other.bandwidth)
-
-
-def estimate(gpu: GPU, usage: Usage, blocks: int, threads: int, taken: Resources) -> Estimate:
-    """How long a launch of equal blocks takes.
-
-    Multiprocessors take blocks in turns of as many as fit. Those of a turn overlap their waiting; a turn takes as long
-    as a block alone, or as the issue slots and the path to the L2 cache need for all of them. No launch is faster than
-    memory.
-    """
-    fit = gpu.resident(threads, taken)
-    turns, rest = divmod(blocks, gpu.multiprocessors * fit)
-    last = -(-rest // gpu.multiprocessors)
-    least = blocks * usage.memory / (gpu.bandwidth * gpu.efficiency)
-    ends = []
-    for alone in (usage.reordered, usage.in_order):
-        cycles = turns * max(alone, fit * usage.issue, fit * usage.path)
-        if last:
-            cycles += max(alone, last * usage.issue, last * usage.path)
-        ends.append(max(cycles / gpu.clock, least))
-    return Estimate(min(ends), max(ends), least)

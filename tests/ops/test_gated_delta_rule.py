@@ -10,15 +10,15 @@ from transformers.models.qwen3_next.modeling_qwen3_next import (
     torch_recurrent_gated_delta_rule,
 )
 
-from helpers import cpu_backends
+from helpers import cpu_backends, matrix_backends
 from sdm.ops import sparse_delta_rule, state_space
 from sdm.ops.gated_delta_rule import gated_delta_rule, gated_delta_step_
 from sdm.ops.gated_delta_rule.chunked import gated_delta_rule_chunked
 from sdm.ops.gated_delta_rule.inputs import Tokens
 from sdm.ops.sequences import Call
 
-BACKENDS = cpu_backends("gated_delta_rule")
-FAST = [name for name in BACKENDS if name != "reference"]
+BACKENDS = matrix_backends("gated_delta_rule")
+FAST = BACKENDS[1:]
 BOTH_DECAYS = pytest.mark.parametrize("by_channel", [False, True], ids=["per-head", "per-channel"])
 
 
@@ -264,7 +264,7 @@ def test_views_and_partial_gradients(backend: str) -> None:
     assert error(torch.autograd.grad(checkpointed.sum(), value)[0], first) < 1e-6
 
 
-@pytest.mark.skipif("native" not in BACKENDS, reason="the compiled core is missing")
+@pytest.mark.skipif("native" not in cpu_backends("gated_delta_rule"), reason="the compiled core is missing")
 @pytest.mark.parametrize("channels", [24, 150])
 @BOTH_DECAYS
 def test_threads_change_nothing(channels: int, by_channel: bool) -> None:

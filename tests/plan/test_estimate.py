@@ -129,7 +129,7 @@ def test_more_ranks_need_less_of_each() -> None:
     assert more.memory.optimizer < fewer.memory.optimizer / 7.9
     assert more.matrix_seconds == pytest.approx(fewer.matrix_seconds / 8)
     sliced = make_plan(replace(work, mesh=Mesh(data=8, context=8)), H100)
-    assert sliced.memory.saved_rows == pytest.approx(fewer.memory.saved_rows / 8)
+    assert sliced.memory.scratch < fewer.memory.scratch / 2
     # The logits are of as many tokens as before, and the addresses of all tokens are on every rank.
     logits = 3 * 4 * work.model.loss_chunk_size * work.model.vocab_size
     assert sliced.memory.activations - logits < (fewer.memory.activations - logits) / 6

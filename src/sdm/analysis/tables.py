@@ -17,7 +17,7 @@ from sdm.evaluation.report import Table
 from sdm.models import SDMConfig, cost, ladder
 from sdm.models.cost import LEVELS, ONE_LAYER_LESS
 from sdm.plan import Plan
-from sdm.plan.estimate import MATRIX_SHARE, MEMORY_SHARE, USABLE, WIRE_SHARE
+from sdm.plan.estimate import MATRIX_SHARE, USABLE, WIRE_SHARE
 
 FIRST = 32  # most characters of the first column, where a table does not fit
 
@@ -198,7 +198,7 @@ _HEADS = {
     "optimizer": "optim.",
     "gradients": "grads",
     "states": "state",
-    "saved_rows": "rows",
+    "scratch": "temp",
     "activations": "activ.",
 }
 
@@ -227,16 +227,26 @@ def plan_tables(plans: Sequence[Plan], shown: int) -> list[Table | str]:
         parts.append(_plan_table(f"{len(others)} do not fit into {usable:.0f} GB", others[:shown], why=True))
     speeds = (
         f"{MATRIX_SHARE:.0%} of {device.flops / 1e12:.0f} TFLOP/s",
-        f"{MEMORY_SHARE:.0%} of {device.bandwidth / 1e12:.2f} TB/s",
         f"{WIRE_SHARE:.0%} of {device.link / 1e9:.0f} GB/s within {device.per_machine} GPUs and "
         f"{device.network / 1e9:.0f} GB/s beyond",
     )
-    parts.append(
+    kernels = f"its kernels on {device.modelled}"
+    if not device.name.startswith(device.modelled):
+        kernels += f" with {device.bandwidth / 1e12:.2f} TB/s: those of {device.name} are not modelled"
+    text = (
         "An estimate. Mesh: data x context x channel. GB on one rank when it has most, which need not be when "
-        'the tables of a memory are at work (state, rows): then "all" is without them; sent: GB that a rank hands to '
-        f"collectives in a step; s: seconds of a step, with matrix products at {speeds[0]}, rows of the memories at "
-        f"{speeds[1]} and the wire at {speeds[2]}, one after the other."
+        'the tables of a memory are at work (state, temp): then "all" is without them; sent: GB that a rank hands '
+        f"to collectives in a step; s: seconds of a step, with matrix products at {speeds[0]}, the wire at {speeds[1]} "
+        f"and SDM at the slow end of a latency model of {kernels}, one after the other."
     )
+    if fitting:
+        best = fitting[0]
+        text += (
+            f" The fastest mesh takes {best.least_seconds:.2f} s at the model's fast end; recurrences take "
+            f"{best.recurrence.low:.2f}-{best.recurrence.high:.2f} s of it, their bytes alone would take "
+            f"{best.recurrence.bandwidth:.2f} s."
+        )
+    parts.append(text)
     return parts
 
 
@@ -247,8 +257,11 @@ def plan_rows(plans: Sequence[Plan]) -> list[dict[str, object]]:
             "mesh": {"data": plan.work.mesh.data, "context": plan.work.mesh.context, "channel": plan.work.mesh.channel},
             "fits": plan.fits,
             "seconds": plan.seconds,
+            "least_seconds": plan.least_seconds,
             "matrix_seconds": plan.matrix_seconds,
-            "memory_seconds": plan.memory_seconds,
+            "recurrence_seconds": plan.recurrence.high,
+            "least_recurrence_seconds": plan.recurrence.low,
+            "recurrence_bandwidth_seconds": plan.recurrence.bandwidth,
             "wire_seconds": plan.wire_seconds,
             "memory": {name: getattr(plan.memory, name) for name in _HEADS} | {"total": plan.memory.total},
             "sent": sum(sum(kinds.values()) for kinds in plan.sent.values()),

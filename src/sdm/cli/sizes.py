@@ -43,7 +43,7 @@ class Info(Command):
             return None
         from sdm import ops
         from sdm.analysis.tables import model_costs, model_table
-        from sdm.ops.triton.backend import description
+        from sdm.ops.triton.availability import description
         from sdm.run.model import SavedModel
 
         config = SavedModel(self.model).config()
@@ -62,7 +62,7 @@ def environment() -> list[tuple[str, str]]:
     import torch
 
     from sdm import ops
-    from sdm.ops.triton.backend import description
+    from sdm.ops.triton.availability import description
 
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
     load = f"; load {os.getloadavg()[0]:.1f}" if hasattr(os, "getloadavg") else ""

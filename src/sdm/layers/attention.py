@@ -269,6 +269,11 @@ class GatedAttention(nn.Module, abc.ABC):
         return self.out_proj(mixed.flatten(-2) * torch.sigmoid(self.gate_proj(x)))
 
 
+def reading_is_free(x: Tensor) -> bool:
+    """Whether the values of x can be looked at without waiting for a device."""
+    return x.is_cpu
+
+
 def _all_valid(x_BTC: Tensor) -> Tensor:
     return torch.ones(x_BTC.shape[:2], dtype=torch.bool, device=x_BTC.device)
 

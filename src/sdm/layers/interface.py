@@ -169,7 +169,8 @@ def streams_of(x: Tensor, attention_mask: Tensor | None, cu_seqlens: Tensor | No
         return Streams(x.shape[0], mask.sum(1), order=order, mask=mask)
     if cu_seqlens is not None:
         count = check_cu_seqlens(cu_seqlens, x.shape[0], x.device)
-        document_bounds(cu_seqlens, x.shape[1])
+        if cu_seqlens.is_cpu:  # reading them would wait for a GPU
+            document_bounds(cu_seqlens, x.shape[1])
         bounds = cu_seqlens.to(x.device, torch.int64)
         return Streams(count, bounds.diff(), bounds)
     return Streams(x.shape[0])

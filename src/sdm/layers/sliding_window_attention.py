@@ -1,7 +1,7 @@
 """Attention to the last `window` tokens, at a cost linear in T on every device.
 
 Time is cut into blocks. A block of queries meets its own keys and the `window` keys before it, and nothing else is
-ever multiplied: no T x T mask, no T x T scores.
+ever multiplied: no T x T mask, no T x T scores. On GPUs one kernel does that (`flex_attention.py`).
 
 Shapes: B batch, T time, S streams (batch rows or documents), H heads, D head channels, W window, P history (keys
 before the first query), N blocks of Q queries.
@@ -14,6 +14,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from sdm.errors import check_size
+from sdm.layers import flex_attention
 from sdm.layers.attention import GatedAttention, KeyValueState, write_
 from sdm.layers.interface import Streams
 from sdm.layers.rope import Rope
@@ -84,9 +85,12 @@ class SlidingWindowAttention(GatedAttention):
             value = torch.cat((unroll(state.value, before), value_BTGD), dim=1)
         # A token sees no further back than its stream's first token: that hides empty history and other documents.
         visible = (position + 1).clamp(max=self.window).expand(batch, time)
-        if torch.compiler.is_exporting():
+        mixed = None
+        if flex_attention.serves(query_BTHD):
+            mixed = flex_attention.interval_attention(query_BTHD, key, value, visible)
+        elif torch.compiler.is_exporting():
             mixed = masked_attention(query_BTHD, key, value, visible)
-        else:
+        if mixed is None:
             mixed = banded_attention(query_BTHD, key, value, visible, min(self.block, max(time, 1)))
         if not return_state:
             return mixed, None

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from sdm.errors import check_size
-from sdm.layers.interface import Streams, check_input, streams_of, without_weight_decay
+from sdm.layers.interface import Streams, check_input, documents_of, streams_of, without_weight_decay
 from sdm.layers.state import LayerState, Record, Undo, check_state
 
 
@@ -123,9 +123,12 @@ def shift(x: Tensor, previous: Tensor | None, streams: Streams) -> tuple[Tensor,
             return stream[:, :time], stream[:, time]
         last = streams.lengths.view(-1, 1, 1).expand(-1, 1, x.shape[2])
         return stream[:, :time], stream.gather(1, last).squeeze(1)
+    if time == 0:
+        return x, previous
     starts, ends = streams.bounds[:-1], streams.bounds[1:]
-    filled = (ends > starts).nonzero().squeeze(1)
+    document = documents_of(streams.bounds, time).clamp(max=streams.count - 1)
+    begins = torch.arange(time, device=x.device) == starts[document]
     shifted = torch.cat((x.new_zeros(1, x.shape[2]), x[0]))[:time]
-    shifted = shifted.index_copy(0, starts[filled], previous[filled])
-    last = previous.index_copy(0, filled, x[0, ends[filled] - 1])
+    shifted = torch.where(begins.unsqueeze(-1), previous[document], shifted)
+    last = torch.where((ends > starts).unsqueeze(-1), x[0, (ends - 1).clamp(0, time - 1)], previous)
     return shifted.unsqueeze(0), last

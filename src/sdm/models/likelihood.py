@@ -119,6 +119,8 @@ def next_token_targets(labels: Tensor, cu_seqlens: Tensor | None = None) -> Tens
     """The label of each token's successor, [B,T]; the last token of a row or of a packed document has none."""
     targets = F.pad(labels[:, 1:], (0, min(1, labels.shape[1])), value=IGNORED)
     if cu_seqlens is not None:
-        ends = cu_seqlens.to(labels.device, torch.int64)[1:] - 1
-        targets[:, ends[ends >= 0]] = IGNORED
+        # Place e says whether token e - 1 ends a document; nothing waits for a GPU to say which documents are empty.
+        ends = cu_seqlens.to(labels.device, torch.int64)[1:].clamp(0, labels.shape[1])
+        is_end = torch.zeros(labels.shape[1] + 1, dtype=torch.bool, device=labels.device).index_fill_(0, ends, True)
+        targets = targets.masked_fill(is_end[1:], IGNORED)
     return targets

@@ -248,9 +248,8 @@ class SDMModel(SDMPreTrainedModel):
         self._rope_parameters = copy.deepcopy(self.config.rope_parameters)
 
     def _check_tokens(self, input_ids: Tensor, name: str = "input_ids") -> None:
-        # Reading the extremes waits for a GPU; a training step there relies on the embedding's own assertion.
-        free = input_ids.device.type == "cpu" or not torch.is_grad_enabled()
-        if torch.compiler.is_compiling() or not free or not input_ids.numel():
+        # Reading the extremes would wait for a GPU, which relies on the embedding's own assertion.
+        if torch.compiler.is_compiling() or not input_ids.is_cpu or not input_ids.numel():
             return
         low, high = (int(x) for x in input_ids.aminmax())
         if low < 0 or high >= self.config.vocab_size:
@@ -265,6 +264,8 @@ class SDMModel(SDMPreTrainedModel):
         if torch.compiler.is_compiling() or limit is None or length <= limit:
             return
         if cu_seqlens is not None:
+            if not cu_seqlens.is_cpu:
+                return  # reading the longest would wait for a GPU
             length = int(cu_seqlens.diff().max())
         if length > limit and not self._warned_of_length:
             self._warned_of_length = True

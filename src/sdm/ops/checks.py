@@ -114,8 +114,9 @@ def has_values(x: Tensor) -> bool:
 
 
 def check_decay(log_decay: Tensor) -> None:
-    """Raise for decays that would grow the state, NaN included. A traced graph has no values to look at."""
-    if has_values(log_decay) and not bool((log_decay <= 0).all()):
+    """Raise for decays that would grow the state, NaN included. A traced graph has no values to look at, and reading
+    those of a GPU would wait for it."""
+    if log_decay.is_cpu and has_values(log_decay) and not bool((log_decay <= 0).all()):
         raise ValueError(f"log_decay must be at most 0 (a decay factor of at most 1), got {log_decay.max().item()}")
 
 

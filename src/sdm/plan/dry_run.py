@@ -2,7 +2,8 @@
 
 It runs the code of training: torch's FakeTensorMode gives tensors shapes and no memory, and its "fake" process group
 answers collectives at once. What autograd saves and what ranks send is then known for any size in less than a second,
-and no formula has to follow the layers.
+and no formula has to follow the layers. The memories run the host code of their GPU kernels, which allocates what it
+would on a GPU and launches nothing; neither a GPU nor Triton is needed.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ import contextlib
 import sys
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -23,7 +25,9 @@ from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
+from sdm.layers import SparseDeltaMemory
 from sdm.models.modeling import SDMBlock
+from sdm.ops.triton.launch import dry_run as kernels_dry_run
 from sdm.parallel import count_traffic, shard_size, split_channels, split_time
 from sdm.run.mesh import Mesh
 
@@ -32,7 +36,7 @@ if TYPE_CHECKING:
 
 # Longer rows are extrapolated from dry runs at two lengths: what a block saves and sends is linear in the length.
 LONGEST = 2048
-_RECURRENCE = "sdm.sparse_delta_rule_backward"
+_RECURRENCE, _GPU_RECURRENCE = "sdm.sparse_delta_rule_backward", "sdm.sparse_delta_rule_triton_backward"
 Sent = dict[str, dict[str, float]]  # bytes by dimension of the mesh and kind of collective
 
 
@@ -45,7 +49,9 @@ class BlockCost:
     shard: int  # elements of a rank's shard of both, as it is sent
     saved: float  # bytes saved for backward, the input included
     peak: float  # most bytes during forward and backward, beyond weights and input
-    in_recurrence: float  # the same while the memory's backward runs, without its tables; 0 if there is none
+    in_recurrence: float  # the same while the memory's backward runs, without `tables` and `scratch`; 0: there is none
+    tables: float  # bytes of tables [...,N,D] that the memory's backward allocates; 0 on a CPU
+    scratch: float  # what else it allocates: kept rows, links between accesses, parts of gradients; 0 on a CPU
     forward: Sent
     backward: Sent
 
@@ -81,20 +87,26 @@ def _any_length(work: Workload, layer: int, mesh: DeviceMesh | None) -> BlockCos
         extend(short.saved, long.saved),
         extend(short.peak, long.peak),
         extend(short.in_recurrence, long.in_recurrence),
+        long.tables,  # of the whole length
+        long.scratch,
         extend_all(short.forward, long.forward),
         extend_all(short.backward, long.backward),
     )
 
 
 def _run(work: Workload, layer: int, length: int, mesh: DeviceMesh | None) -> BlockCost:
-    with FakeTensorMode(), torch.autocast("cpu", torch.bfloat16, enabled=work.precision == "bfloat16"):
+    precision = torch.autocast("cpu", torch.bfloat16, enabled=work.precision == "bfloat16")
+    with FakeTensorMode(), precision, nullcontext() if work.on_cpu else kernels_dry_run():
         block = SDMBlock(work.model, layer)
+        if not work.on_cpu:
+            for memory in _memories(block):
+                memory.backend = "triton"
         if mesh is not None and work.mesh.channel > 1 and any(True for _ in _memories(block)):
             split_channels(block, mesh["channel"].get_group())
         if mesh is not None and work.mesh.context > 1:
             split_time(block, mesh["context"].get_group())
-        tables = sum(x.numel() for name, x in block.named_parameters() if name.endswith("initial_state"))
-        weights = sum(x.numel() for x in block.parameters()) - tables
+        initial = sum(x.numel() for name, x in block.named_parameters() if name.endswith("initial_state"))
+        weights = sum(x.numel() for x in block.parameters()) - initial
         shard = sum(shard_size(x.shape, work.mesh.shards) for x in block.parameters())
         own, saved = {_place(x) for x in block.parameters()}, {}
 
@@ -109,16 +121,37 @@ def _run(work: Workload, layer: int, length: int, mesh: DeviceMesh | None) -> Bl
                 y = block(x)
             with count_traffic() as backward:
                 y.sum().backward()
+        tables, scratch = (0.0, 0.0) if tracker.gpu_call is None else _gpu_backward(tracker.gpu_call, work, length)
     sent: list[Sent] = [
         {dim: {**traffic.kinds(mesh[dim].get_group())} if mesh is not None else {} for dim in ("context", "channel")}
         for traffic in (forward, backward)
     ]
-    return BlockCost(weights, tables, shard, sum(saved.values()), tracker.peak, tracker.in_recurrence, sent[0], sent[1])
+    kept, peak, in_recurrence = sum(saved.values()), tracker.peak, tracker.in_recurrence
+    return BlockCost(weights, initial, shard, kept, peak, in_recurrence, tables, scratch, sent[0], sent[1])
 
 
-def _memories(block: SDMBlock) -> Iterator[torch.nn.Module]:
-    from sdm.layers import SparseDeltaMemory
+def _gpu_backward(arguments: Sequence[Any], work: Workload, length: int) -> tuple[float, float]:
+    """Bytes that the GPU op of the memory's backward allocates for rows of the whole length: tables, and the rest.
 
+    The host code of the kernels runs on fake tensors, where it allocates and launches nothing.
+    """
+    from sdm.ops.sparse_delta_rule.triton.ops import backward
+
+    grad_y, grad_final, residual, *tokens = arguments
+    time = residual.shape[1] * work.slice_length // length
+
+    def whole(x: Tensor | None) -> Tensor | None:
+        return None if x is None else x.new_empty((x.shape[0], time, *x.shape[2:]))
+
+    longer = (whole(grad_y), grad_final, whole(residual), *map(whole, tokens[:7]), *tokens[7:])
+    num_slots, channels = tokens[8], residual.shape[-1]
+    known = [x for x in longer if isinstance(x, Tensor)]
+    with torch.no_grad(), MemoryTracker(known, lambda x: tuple(x.shape[-2:]) == (num_slots, channels)) as tracker:
+        backward(*longer)
+    return tracker.tables, tracker.peak - tracker.tables
+
+
+def _memories(block: SDMBlock) -> Iterator[SparseDeltaMemory]:
     return (module for module in block.modules() if isinstance(module, SparseDeltaMemory))
 
 
@@ -151,15 +184,23 @@ class MemoryTracker(TorchDispatchMode):
 
     Args:
         known: tensors that exist before; they and views of them are not counted.
+        is_table: which of the others are tables of a memory.
     """
 
-    def __init__(self, known: Iterable[Tensor]) -> None:
+    def __init__(self, known: Iterable[Tensor], is_table: Callable[[Tensor], bool] = lambda x: False) -> None:
         super().__init__()
         self.now = 0
         self.peak = 0
+        self.tables = 0
+        """The tables' part of the peak."""
         self.in_recurrence = 0
-        """The peak during the memory's backward op, which allocates the tables besides."""
+        """The peak during the memory's backward op: on a CPU with its results and without its tables, on a GPU without
+        all that it allocates."""
+        self.gpu_call: tuple[Any, ...] | None = None
+        """Arguments of the memory's backward op on a GPU."""
+        self._is_table = is_table
         self._sizes = {x.untyped_storage()._cdata: 0 for x in known}
+        self._tables: dict[int, int] = {}
 
     def __torch_dispatch__(
         self,
@@ -168,11 +209,14 @@ class MemoryTracker(TorchDispatchMode):
         args: tuple[Any, ...] = (),
         kwargs: dict[str, Any] | None = None,
     ) -> Any:
+        if str(func).startswith(_GPU_RECURRENCE):
+            self.in_recurrence, self.gpu_call = max(self.in_recurrence, self.now), args
         made = func(*args, **(kwargs or {}))
         for x in tree_leaves(made):
             if isinstance(x, Tensor):
                 self._add(x)
-        self.peak = max(self.peak, self.now)
+        if self.now > self.peak:
+            self.peak, self.tables = self.now, sum(self._tables.values())
         if str(func).startswith(_RECURRENCE):
             self.in_recurrence = max(self.in_recurrence, self.now)
         return made
@@ -183,7 +227,10 @@ class MemoryTracker(TorchDispatchMode):
         if place not in self._sizes:
             self._sizes[place] = storage.nbytes()
             self.now += self._sizes[place]
+            if self._is_table(x):
+                self._tables[place] = self._sizes[place]
             weakref.finalize(storage, self._drop, place)
 
     def _drop(self, place: int) -> None:
         self.now -= self._sizes.pop(place)
+        self._tables.pop(place, None)

@@ -9,10 +9,13 @@ from dataclasses import dataclass, fields, replace
 import torch
 
 from sdm.models import SDMConfig, cost
+from sdm.models.layer_types.base import derived
 from sdm.parallel import shard_size
 from sdm.plan.dry_run import BlockCost, Sent, dry_run
+from sdm.plan.kernel_time import GPUS, Estimate, MemoryCall
 from sdm.run.mesh import Mesh
 
+CHUNK = 64  # tokens for which kernels of dense recurrences keep the state on the chip
 FLOAT = 4  # bytes of weights, gradients, moments, states and gates
 
 
@@ -33,10 +36,12 @@ class Workload:
     """What backward recomputes: "none" or "block"."""
     keep_weights: bool = False
     """Whether ranks keep the weights of a block from forward to backward (`compute.mesh.keep_weights`)."""
+    on_cpu: bool = False
+    """Whether memories run on the CPU core, which has tables of a few channels at a time."""
     saved_share: float = 0.07
-    """Share of the written rows that backward cannot recover, and forward saves."""
-    channels_at_once: int | None = None
-    """Value channels whose tables exist at a time; None: all, as on GPUs. The CPU core has 64 per thread."""
+    """CPU core: share of the written rows that backward cannot recover, and forward saves."""
+    channels_at_once: int = 64
+    """CPU core: value channels of the tables of a thread."""
 
     @property
     def pieces(self) -> int:
@@ -70,6 +75,7 @@ class Accelerator:
     flops: float  # dense bfloat16 per second
     link: float  # bytes per second to a neighbour in the machine, each way
     network: float  # bytes per second to another machine, each way
+    modelled: str  # GPU of the latency model whose kernels it is given, with its own bandwidth
     per_machine: int = 8
 
     def speed(self, span: int) -> float:
@@ -78,10 +84,10 @@ class Accelerator:
 
 
 ACCELERATORS = {
-    "a100": Accelerator("A100 80GB SXM", 80e9, 2.04e12, 312e12, 300e9, 25e9),
-    "h100": Accelerator("H100 SXM", 80e9, 3.35e12, 989e12, 450e9, 50e9),
-    "h200": Accelerator("H200 SXM", 141e9, 4.8e12, 989e12, 450e9, 50e9),
-    "mi300x": Accelerator("MI300X", 192e9, 5.3e12, 1307e12, 448e9, 50e9),
+    "a100": Accelerator("A100 80GB SXM", 80e9, 2.04e12, 312e12, 300e9, 25e9, "A100"),
+    "h100": Accelerator("H100 SXM", 80e9, 3.35e12, 989e12, 450e9, 50e9, "H100"),
+    "h200": Accelerator("H200 SXM", 141e9, 4.8e12, 989e12, 450e9, 50e9, "H100"),
+    "mi300x": Accelerator("MI300X", 192e9, 5.3e12, 1307e12, 448e9, 50e9, "H100"),
 }
 
 
@@ -94,13 +100,18 @@ class Plan:
     memory: Memory  # of one rank
     sent: Sent  # by one rank in one step
     matrix_seconds: float  # of matrix products
-    memory_seconds: float  # of rows of the memories, to and from the device's memory
+    recurrence: Estimate  # seconds of recurrent layers and memories, without their matrix products
     wire_seconds: float
 
     @property
     def seconds(self) -> float:
-        """Seconds of a step, without overlap."""
-        return self.matrix_seconds + self.memory_seconds + self.wire_seconds
+        """Seconds of a step, without overlap, at the slow end of the recurrences' range."""
+        return self.matrix_seconds + self.recurrence.high + self.wire_seconds
+
+    @property
+    def least_seconds(self) -> float:
+        """The same at the fast end."""
+        return self.matrix_seconds + self.recurrence.low + self.wire_seconds
 
     @property
     def fits(self) -> bool:
@@ -111,9 +122,8 @@ class Plan:
 def make_plan(work: Workload, device: Accelerator) -> Plan:
     """Estimate a training step from a dry run of the blocks.
 
-    The time is a roofline: FLOPs of matrix products at half of the peak, rows of the memories (what decoding moves, in
-    forward, and twice that in backward) at four fifths of the bandwidth, the wire at four fifths of its speed, one
-    after the other.
+    The time is that of matrix products at half of the peak, of recurrences (`recurrence_seconds`) and of the wire at
+    four fifths of its speed, one after the other.
 
     Args:
         work: the step.
@@ -121,22 +131,45 @@ def make_plan(work: Workload, device: Accelerator) -> Plan:
     """
     blocks = dry_run(work)
     sent, model = traffic(work, blocks), cost(work.model)
-    mesh = work.mesh
     tokens = work.pieces * work.tokens
     flops = model.training_flops_per_token(work.sequence_length)
     if work.checkpointing == "block":
         flops = flops * 4 // 3  # forward runs twice
-    moved = sum(layer.state_moved for layer in model.layers) / mesh.channel
-    passes = 4 if work.checkpointing == "block" else 3
     return Plan(
         work,
         device,
         memory(work, blocks),
         sent,
         tokens * flops / (MATRIX_SHARE * device.flops),
-        tokens * moved * FLOAT * passes / (MEMORY_SHARE * device.bandwidth),
+        recurrence_seconds(work, device),
         seconds_on_wire(work, sent, device),
     )
+
+
+def recurrence_seconds(work: Workload, device: Accelerator) -> Estimate:
+    """Return the seconds of a step that a rank spends in recurrences and memories, beside matrix products.
+
+    Those of sparse delta memories are modelled from their compiled kernels (`sdm.plan.kernel_time`). Others are bound
+    by the bandwidth, of which they reach four fifths: once in forward, twice in backward. Kernels of layers that would
+    move their whole state for each token keep it on the chip for a chunk of tokens.
+    """
+    passes = 2 if work.checkpointing == "block" else 1  # of forward
+    model, total, moved = work.model, Estimate(), 0.0
+    for layer in cost(model).layers:
+        if layer.kind == "sdm":
+            heads = model.num_memory_heads
+            channels = math.ceil(model.hidden_size // heads / work.mesh.context / work.mesh.channel)
+            accesses = derived(model.num_writes), derived(model.num_reads)
+            call = MemoryCall(work.rows, work.sequence_length, heads, channels, *accesses)
+            forward, backward = call.seconds(GPUS[device.modelled], device.bandwidth)
+            total += (forward * passes + backward) * work.pieces
+        elif layer.state_moved >= layer.state > 0:
+            moved += layer.state_moved / CHUNK
+        else:
+            moved += layer.state_moved
+    seconds = work.pieces * work.tokens * moved / work.mesh.channel * FLOAT * (passes + 2)
+    seconds /= MEMORY_SHARE * device.bandwidth
+    return total + Estimate(seconds, seconds, seconds)
 
 
 def traffic(work: Workload, blocks: dict[str, BlockCost]) -> Sent:
@@ -194,9 +227,9 @@ class Memory:
     optimizer: float  # two moments
     gradients: float
     states: float  # the tables of the memory at work, and their gradients
-    saved_rows: float  # rows that backward cannot recover
+    scratch: float  # of its backward: rows that it cannot recover, on a GPU links between accesses, parts of gradients
     activations: float  # kept for backward, the block at work and the logits
-    elsewhere: float = 0.0  # of states and rows: not there at this moment, and not in the total
+    elsewhere: float = 0.0  # of states and scratch: not there at this moment, and not in the total
 
     @property
     def total(self) -> float:
@@ -205,11 +238,11 @@ class Memory:
 
 
 def memory(work: Workload, blocks: dict[str, BlockCost]) -> Memory:
-    """Return the memory of a rank at its peak. States and rows are listed even if their peak is at another moment."""
+    """Return the memory of a rank at its peak. States and scratch are listed even if theirs is at another moment."""
     most = max(_moments(work, blocks), key=lambda moment: moment.total)
-    states, rows = _tables(work)
-    elsewhere = states + rows - most.states - most.saved_rows
-    return replace(most, states=states, saved_rows=rows, elsewhere=elsewhere)
+    states, scratch = max(_in_recurrence(work, block) for block in blocks.values())
+    elsewhere = states + scratch - most.states - most.scratch
+    return replace(most, states=states, scratch=scratch, elsewhere=elsewhere)
 
 
 def _moments(work: Workload, blocks: dict[str, BlockCost]) -> Iterator[Memory]:
@@ -229,7 +262,7 @@ def _moments(work: Workload, blocks: dict[str, BlockCost]) -> Iterator[Memory]:
         gathered: float = 0,
         gathered_tables: float = 0,
         states: float = 0,
-        saved_rows: float = 0,
+        scratch: float = 0,
     ) -> Memory:
         if work.pieces > 1:  # those of the pieces before, which are not exchanged before the last one
             gradients = root + inner + tables
@@ -239,13 +272,12 @@ def _moments(work: Workload, blocks: dict[str, BlockCost]) -> Iterator[Memory]:
             optimizer=2 * FLOAT * (root + inner + tables) / shards,
             gradients=FLOAT * gradients,
             states=states,
-            saved_rows=saved_rows,
+            scratch=scratch,
             activations=activations,
         )
 
     kept = [inputs if work.checkpointing == "block" else block.saved for block in stack]
     logits = 3 * FLOAT * min(model.loss_chunk_size or work.tokens, work.tokens) * model.vocab_size
-    table, rows = _tables(work)
     whole = work.keep_weights and fsdp  # blocks that backward has not reached are there whole
     there = stack if whole else stack[-1:]
     if whole and shards > 1:  # forward, where the blocks come one by one, as below in backward
@@ -267,7 +299,8 @@ def _moments(work: Workload, blocks: dict[str, BlockCost]) -> Iterator[Memory]:
         below = sum(kept[:place]) + inputs
         yield moment(below + block.peak, gradients, *_gathered(there))
         if block.in_recurrence:
-            yield moment(below + block.in_recurrence, gradients, *_gathered(there), table, rows)
+            memory_at_work = _in_recurrence(work, block)
+            yield moment(below + block.in_recurrence, gradients, *_gathered(there), *memory_at_work)
     first = stack[0].weights + stack[0].initial_state
     yield moment(inputs, root + inner + tables if shards == 1 else root + (inner + tables) / shards + first)
 
@@ -277,14 +310,14 @@ def _gathered(blocks: Sequence[BlockCost]) -> tuple[float, float]:
     return sum(block.weights for block in blocks), sum(block.initial_state for block in blocks)
 
 
-def _tables(work: Workload) -> tuple[float, float]:
-    """Bytes of the tables of a memory and their gradients, and of the rows that are kept for backward."""
+def _in_recurrence(work: Workload, block: BlockCost) -> tuple[float, float]:
+    """Bytes of the tables while a block's memory runs backward, and of what else that allocates."""
+    if not work.on_cpu or not block.in_recurrence:
+        return block.tables, block.scratch
     layers = [layer for layer in cost(work.model).layers if layer.state_moved]
     split = work.mesh.context * work.mesh.channel
-    share = 1.0
-    if work.channels_at_once is not None and layers:
-        heads = getattr(work.model, "num_memory_heads", 1) or 1
-        share = min(1.0, work.channels_at_once / (work.model.hidden_size // heads // split))
+    heads = getattr(work.model, "num_memory_heads", 1) or 1
+    share = min(1.0, work.channels_at_once / (work.model.hidden_size // heads // split)) if layers else 1.0
     table = max((layer.state for layer in layers), default=0) / split
     written = max((_written(layer.state_moved, work.model) for layer in layers), default=0) / split
     rows = work.saved_share * work.rows * work.sequence_length * written

@@ -47,9 +47,39 @@ def test_senseless_documents_lead_nowhere() -> None:
 def test_all_layouts(target: str) -> None:
     reports = emulate("--targets", target)
     levels = [x for x in reports if x["case"].startswith("level") and "bfloat16" not in x["case"]]
-    assert len(levels) == 3
+    assert len(levels) == 6  # three of them, with few programs and with many
     assert all(x["error"] <= 1e-6 for x in levels), levels
     assert not any(x["races"] for x in reports)
+
+
+# Barriers that nobody misses are those beside one that Triton adds itself, for the exchange of a tile or a sum; they
+# stay, because nothing promises those.
+BARRIERS = {
+    "one block": {"prepare.py": [True, True, False], "forward.py": [False, True], "replay.py": [True, True]}
+    | {"backward.py": [False, False, False, True, False, True]},
+    "one block, packed, one table": {"restore.py": [True, True]},
+    "step, W = 4, R = 64": {"step.py": [False, True]},
+}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("target", ["sm_80", "sm_90"])
+def test_removed_barriers_are_noticed(target: str) -> None:
+    """Each barrier that a kernel asks for, in the order of its file: whether a race is seen without it."""
+    for report in emulate("--targets", target, "--barriers", "--cases", *BARRIERS):
+        by_file: dict[str, list[tuple[int, bool]]] = {}
+        for line, seen in report["barriers"].items():
+            file, number = line.split(":")
+            by_file.setdefault(file, []).append((int(number), seen))
+        for file, expected in BARRIERS[report["case"]].items():
+            assert [seen for _, seen in sorted(by_file[file])] == expected, (report["case"], file)
+
+
+def test_gated_delta_rule() -> None:
+    """Its kernels, compiled: chunks of 64 and of 16 tokens, decays of heads and of channels, documents, short rows."""
+    reports = emulate("--targets", "sm_80", "sm_90", "--gated")
+    assert len(reports) == 6
+    assert all(x["ran"] and not x["races"] and x["error"] < 1e-6 for x in reports)
 
 
 @pytest.mark.slow

@@ -63,3 +63,25 @@ def test_a_step_is_one_launch() -> None:
     from benchmarks._triton_cases import launches_of, step
 
     assert len(launches_of(lambda: step(13, torch.bfloat16))) == 1
+
+
+def test_traced_lengths_stay_symbols() -> None:
+    """A graph of forward and backward is for every length: nothing loops over the length of its example."""
+    from torch.fx.experimental.proxy_tensor import make_fx
+
+    B, T, H, W, R, N, D = 1, 40, 1, 4, 4, 16, 8
+    slots = torch.arange(W).expand(B, T, H, W).contiguous()
+    floats = [torch.rand(B, T, H, *shape) for shape in ((W,), (D,), (), (), (R,))]
+    tokens = [slots, floats[0], floats[1], floats[2], -floats[3], slots, floats[4]]
+
+    def both(*tokens: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        leaves = [x.detach().requires_grad_(x.is_floating_point()) for x in tokens]
+        op = torch.ops.sdm.sparse_delta_rule_triton
+        y, _, _ = op(*leaves, torch.zeros(H, N, D), N, None, False, False, True, 192.0, 8, "planned")
+        return torch.autograd.grad(y.sum(), [x for x in leaves if x.requires_grad])
+
+    graph = make_fx(both, tracing_mode="symbolic")(*tokens)
+    assert any("triton_backward" in str(node.target) for node in graph.graph.nodes)
+    length = next(iter(graph.graph.nodes)).meta["val"].shape[1]
+    assert str(length.node.expr) != str(T)
+    assert not [guard for guard in graph.shape_env.guards if length.node.expr in guard.expr.free_symbols]

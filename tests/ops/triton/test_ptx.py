@@ -212,8 +212,9 @@ def test_blocks_of_a_launch_race() -> None:
 
 def test_latency() -> None:
     """A load that is waited for, two that overlap, a barrier; and blocks that share a multiprocessor."""
-    latency = module("latency")
-    gpu = latency.GPUS["H100"]
+    from sdm.plan.kernel_time import GPUS, Estimate, Usage, estimate
+
+    latency, gpu = module("latency"), GPUS["H100"]
 
     def cycles(body: str) -> tuple[float, float]:
         schedule = latency.Schedule(gpu, 1e6)
@@ -233,14 +234,14 @@ def test_latency() -> None:
     )
     assert gpu.l2_latency + gpu.memory_latency < again[1] < 2 * gpu.memory_latency
 
-    taken = latency.Resources(registers=128, spilled=0, shared=1024)
-    assert gpu.resident(256, taken) == 2
-    usage = latency.Usage(in_order=1000, reordered=800, issue=300, path=100, memory=32)
-    alone = latency.estimate(gpu, usage, gpu.multiprocessors, 256, taken)
+    taken = 256, 128, 1024  # threads, registers, shared memory
+    assert gpu.resident(*taken) == 2
+    usage = Usage(in_order=1000, reordered=800, issue=300, path=100, memory=32)
+    alone = estimate(gpu, usage, gpu.multiprocessors, *taken)
     assert (alone.low, alone.high) == pytest.approx((800 / gpu.clock, 1000 / gpu.clock))
-    two = latency.estimate(gpu, usage, 2 * gpu.multiprocessors, 256, taken)
-    assert two == latency.Estimate(alone.low, alone.high, 2 * alone.bandwidth)
-    three = latency.estimate(gpu, usage, 3 * gpu.multiprocessors, 256, taken)
+    two = estimate(gpu, usage, 2 * gpu.multiprocessors, *taken)
+    assert two == Estimate(alone.low, alone.high, 2 * alone.bandwidth)
+    three = estimate(gpu, usage, 3 * gpu.multiprocessors, *taken)
     assert three.high == pytest.approx(2 * alone.high)
-    bound = latency.estimate(gpu, latency.Usage(10, 10, 10, 10, 1e6), 1320, 256, taken)
+    bound = estimate(gpu, Usage(10, 10, 10, 10, 1e6), 1320, *taken)
     assert bound.high == bound.bandwidth == pytest.approx(1320e6 / 0.9 / gpu.bandwidth)

@@ -12,7 +12,8 @@ import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 from sdm.ops.backends import Call
-from sdm.ops.triton.backend import MINIMUM, TritonBackend, interpreting, missing_because
+from sdm.ops.triton.availability import MINIMUM
+from sdm.ops.triton.backend import TritonBackend, interpreting, missing_because
 from sdm.ops.triton.launch import LARGEST_GRID, Pointer, launch, record
 
 triton = pytest.importorskip("triton", reason="Triton is not installed (pip install triton)")

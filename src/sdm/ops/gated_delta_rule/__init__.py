@@ -13,11 +13,12 @@ from sdm.ops.gated_delta_rule.fla import FLA
 from sdm.ops.gated_delta_rule.inputs import Tokens, check_state, check_step
 from sdm.ops.gated_delta_rule.native import NATIVE
 from sdm.ops.gated_delta_rule.reference import REFERENCE
+from sdm.ops.gated_delta_rule.triton import TRITON
 from sdm.ops.sequences import Call, serve_rule
 
 __all__ = ["gated_delta_rule", "gated_delta_step_"]
 
-BACKENDS["gated_delta_rule"] = [NATIVE, FLA, CHUNKED, REFERENCE]
+BACKENDS["gated_delta_rule"] = [NATIVE, FLA, TRITON, CHUNKED, REFERENCE]
 
 
 def gated_delta_rule(
@@ -51,8 +52,8 @@ def gated_delta_rule(
         output_final_state: whether to return the state after the last token.
         cu_seqlens: `[S+1]` offsets of documents packed into one row (B = 1): 0 first, T last, none decreasing. Each
             document starts from its own initial state.
-        backend: "auto", "reference", "chunked", "native" (C++, CPU) or "fla" (flash-linear-attention, on GPUs, for
-            values of 16 bits and one decay per head).
+        backend: "auto", "reference", "chunked", "native" (C++, CPU), "fla" (flash-linear-attention, on GPUs, for
+            values of 16 bits and one decay per head) or "triton" (GPUs, in float32, where K is at most 256).
 
     Returns:
         y: `[B,T,H,D]` in the dtype of value.

@@ -51,7 +51,7 @@ def _run_chunks(tokens: Tokens, initial_state: Tensor, cu_seqlens: Tensor | None
     time = tokens.value.shape[1]
     chunk = min(chunk, max(time, 1))
     if cu_seqlens is None:
-        parts = _chunk_parts(tokens, chunk)
+        parts = chunk_parts(tokens, chunk)
         y, state = _carry(parts, initial_state)
         return y[:, :time], state
 
@@ -59,7 +59,7 @@ def _run_chunks(tokens: Tokens, initial_state: Tensor, cu_seqlens: Tensor | None
     place, chunks = chunks_of_documents(bounds, chunk, tokens.value.device)
     # One row of zeros at the end serves every place that pads a document's last chunk.
     padded = Tokens(*(torch.cat((x, x.new_zeros(1, 1, *x.shape[2:])), dim=1)[:, place] for x in tokens))
-    parts = _chunk_parts(padded, chunk)
+    parts = chunk_parts(padded, chunk)
     outputs, states = [], []
     first_chunk = 0
     for document, (start, end) in enumerate(itertools.pairwise(bounds)):
@@ -83,7 +83,8 @@ class Parts(NamedTuple):
     decay: Tensor  # [B,H,G,1,1] or [B,H,G,K,1] the decay of the whole chunk
 
 
-def _chunk_parts(tokens: Tokens, chunk: int) -> Parts:
+def chunk_parts(tokens: Tokens, chunk: int) -> Parts:
+    """Work out what each chunk contributes, for all chunks at once."""
     # Padding tokens have beta = 0 and log_decay = 0: they leave the state as it is.
     time = tokens.value.shape[1]
     groups = -(-time // chunk)

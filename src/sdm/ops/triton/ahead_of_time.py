@@ -9,6 +9,7 @@ from __future__ import annotations
 import re
 import subprocess
 import tempfile
+from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -81,6 +82,28 @@ def compile_launch(launch: Launch, target: Target) -> Resources:
     return _of_amdgcn(kernel.asm["amdgcn"], kernel.metadata.shared)
 
 
+def machine_code(launch: Launch, target: Target) -> Counter[str]:
+    """How often each instruction, with its modifiers, is in the machine code (SASS) of the kernel on an NVIDIA GPU."""
+    text = _cuobjdump(compiled(launch, target).asm["cubin"], "-sass")
+    return Counter(re.findall(r"^\s+/\*[0-9a-f]+\*/\s+(?:@!?U?P\w+\s+)?([A-Z][\w.]*)", text, re.MULTILINE))
+
+
+def code_problem(launch: Launch, target: Target) -> str | None:
+    """What the machine code has that the kernel must not have, or None.
+
+    A load through the read-only path (LDG.CONSTANT) does not see what the kernel itself has stored: no kernel may have
+    one, for its table is read and written. Memory of a thread's own (LDL, STL) means spilled registers.
+    """
+    code = machine_code(launch, target)
+    if not any(name.startswith("EXIT") for name in code):
+        return "has machine code that cannot be read"
+    constant = [name for name in code if name.startswith("LDG") and "CONSTANT" in name]
+    if constant:
+        return f"reads memory as if nothing wrote to it: {', '.join(constant)}"
+    local = [name for name in code if name.startswith(("LDL", "STL"))]
+    return f"keeps registers in memory: {', '.join(local)}" if local else None
+
+
 class _StandIn:
     """A tensor as far as the compiler looks at it."""
 
@@ -125,16 +148,20 @@ def _driver_for(target: Target) -> Iterator[None]:
 
 
 def _of_cubin(cubin: bytes, shared: int) -> Resources:
-    tool = triton.knobs.nvidia.cuobjdump.path
-    with tempfile.TemporaryDirectory() as folder:
-        file = Path(folder) / "kernel.cubin"
-        file.write_bytes(cubin)
-        command = [tool, "--dump-resource-usage", str(file)]
-        said = subprocess.run(command, capture_output=True, text=True, check=True).stdout
+    said = _cuobjdump(cubin, "--dump-resource-usage")
     (registers,) = re.findall(r"REG:(\d+)", said)
     (stack,) = re.findall(r"STACK:(\d+)", said)
     (local,) = re.findall(r"LOCAL:(\d+)", said)
     return Resources(int(registers), int(stack) + int(local), shared)
+
+
+def _cuobjdump(cubin: bytes, option: str) -> str:
+    """What the tool that Triton brings says of a compiled kernel."""
+    with tempfile.TemporaryDirectory() as folder:
+        file = Path(folder) / "kernel.cubin"
+        file.write_bytes(cubin)
+        command = [triton.knobs.nvidia.cuobjdump.path, option, str(file)]
+        return subprocess.run(command, capture_output=True, text=True, check=True).stdout
 
 
 def _of_amdgcn(assembly: str, shared: int) -> Resources:

@@ -14,11 +14,14 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field
-from typing import NamedTuple, Protocol
+from importlib import import_module
+from typing import NamedTuple, Protocol, cast
 
 import torch
 from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensor
+
+from sdm.ops.triton.availability import missing_because, version
 
 NEAR = 2**31 - 1  # bytes
 ALIGNMENT = 16  # bytes; Triton compiles another kernel for pointers that are not multiples of it
@@ -63,6 +66,7 @@ class Launch:
 
 _observers: list[Callable[[Launch], None]] = []
 _runners: list[Callable[[Launch, dict[str, object]], None]] = []
+_dry = False
 
 
 def recording() -> bool:
@@ -106,13 +110,45 @@ def replaced() -> bool:
     return bool(_runners)
 
 
-def launch(kernel: Kernel, grid: tuple[int, ...], *arguments: object, **keywords: object) -> None:
-    """`kernel[grid](*arguments, **keywords)`, on the device of its tensors. An empty grid is no launch."""
-    if any(size == 0 for size in grid):
+@contextmanager
+def dry_run() -> Iterator[None]:
+    """Let calls on fake CPU tensors that name the backend pass as if a GPU and Triton were there. No kernel runs."""
+    global _dry
+    before, _dry = _dry, True
+    try:
+        yield
+    finally:
+        _dry = before
+
+
+def dry_running() -> bool:
+    """Whether calls are made for the shapes and the memory of their tensors only."""
+    return _dry
+
+
+def is_traced(x: Tensor) -> bool:
+    """Whether a graph is made of the call, for which the shapes of its results are enough.
+
+    Sizes may be symbols then: a loop over them would fix the graph to the example's.
+    """
+    return isinstance(x, FakeTensor) and not _dry
+
+
+def load_kernel(package: str, module: str, name: str) -> Kernel | None:
+    """Import a kernel where it is launched. In a dry run without Triton there is none, and none is needed."""
+    if _dry and missing_because(version()):
+        return None
+    return cast(Kernel, getattr(import_module(f"{package}.{module}"), name))
+
+
+def launch(kernel: Kernel | None, grid: tuple[int, ...], *arguments: object, **keywords: object) -> None:
+    """`kernel[grid](*arguments, **keywords)`, on the device of its tensors. An empty grid or no kernel is no launch."""
+    if kernel is None or any(size == 0 for size in grid):
         return
     for size, largest in zip(grid, LARGEST_GRID, strict=False):
         if size > largest:
-            raise ValueError(f"the grid of {kernel.__name__} is {grid}, but a GPU takes at most {LARGEST_GRID}")
+            name = getattr(kernel, "__name__", "a kernel")
+            raise ValueError(f"the grid of {name} is {grid}, but a GPU takes at most {LARGEST_GRID}")
     if _observers or _runners:
         seen = _describe(kernel, grid, arguments, keywords)
         for observer in tuple(_observers):

@@ -12,8 +12,8 @@ from torch import Tensor
 
 from sdm.ops.product_key.inputs import check_scores
 from sdm.ops.registration import Context
-from sdm.ops.triton.backend import interpreting
-from sdm.ops.triton.launch import launch
+from sdm.ops.triton.availability import interpreting
+from sdm.ops.triton.launch import launch, load_kernel
 
 LARGEST_TILE = 8192
 """Scores of a half or candidate pairs that a program can sort."""
@@ -55,7 +55,6 @@ def topk(scores: Tensor, k: int) -> tuple[Tensor, Tensor]:
     problem = unsupported_reason(scores, k)
     if problem:
         raise ValueError(problem)
-    from sdm.ops.product_key.triton.kernels import rank_halves_kernel, select_kernel
 
     scores = scores.contiguous()
     *lead, width = scores.shape
@@ -67,7 +66,7 @@ def topk(scores: Tensor, k: int) -> tuple[Tensor, Tensor]:
     ranked = torch.empty(rows, 2, 1 << log_kept, dtype=torch.int64, device=scores.device)
     log_rows = _log_rows(2 * rows)
     launch(
-        rank_halves_kernel,
+        load_kernel(__package__, "kernels", "rank_halves_kernel"),
         (-(-2 * rows // (1 << log_rows)),),
         scores,
         ranked,
@@ -80,7 +79,7 @@ def topk(scores: Tensor, k: int) -> tuple[Tensor, Tensor]:
     )
     log_rows = _log_rows(rows)
     launch(
-        select_kernel,
+        load_kernel(__package__, "kernels", "select_kernel"),
         (-(-rows // (1 << log_rows)),),
         scores,
         ranked,
@@ -107,14 +106,13 @@ def topk_backward(grad_values: Tensor, index: Tensor, n: int, dtype: torch.dtype
             "index must be int64 and have the shape [..., k] of grad_values, "
             f"got {index.dtype} and shapes {list(index.shape)} and {list(grad_values.shape)}"
         )
-    from sdm.ops.product_key.triton.kernels import gather_gradient_kernel
 
     *lead, k = index.shape
     rows = index.numel() // k
     grad_scores = torch.empty(*lead, 2 * n, dtype=dtype, device=index.device)
     tile_rows = 1 << _log_rows(rows)
     launch(
-        gather_gradient_kernel,
+        load_kernel(__package__, "kernels", "gather_gradient_kernel"),
         (-(-rows // tile_rows),),
         grad_values.contiguous(),
         index.contiguous(),

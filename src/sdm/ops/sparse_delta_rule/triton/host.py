@@ -11,7 +11,7 @@ from torch import Tensor
 from sdm.ops.checks import mark_changed
 from sdm.ops.sparse_delta_rule.inputs import Tokens
 from sdm.ops.sparse_delta_rule.triton.layout import BACKWARD, FORWARD, Accesses, Layout, power
-from sdm.ops.triton.launch import launch
+from sdm.ops.triton.launch import is_traced, launch, load_kernel
 
 PARTS = 256 << 20  # bytes that backward's parts of the gradients of weights and gates may take at once
 TABLE_PROGRAMS = 256  # that packed documents fill a launch with; each of its streams has a table of its own
@@ -139,7 +139,6 @@ class Links(NamedTuple):
 
 def prepare(problem: Problem, layout: Layout) -> Links:
     """Launch the kernel that works out chains, factors and small matrices of each chunk."""
-    from sdm.ops.sparse_delta_rule.triton.prepare import prepare_kernel
 
     sizes, tokens, dtype = problem.sizes, problem.tokens, problem.dtype
     W, R, C = sizes["W"], sizes["R"], layout.C
@@ -151,7 +150,7 @@ def prepare(problem: Problem, layout: Layout) -> Links:
     links = Links(*(tokens.value.new_empty((*lead, size), dtype=kinds[kind]) for size, kind in arrays))
     programs = problem.chunks(C) * sizes["H"]
     launch(
-        prepare_kernel,
+        _kernel("prepare"),
         (programs,),
         tokens.write_index,
         tokens.write_weight,
@@ -182,11 +181,13 @@ def forward(problem: Problem, in_place: bool = False, final: bool = True) -> tup
 
     Without `final` the table holds nothing of use, and packed documents may share it.
     """
-    from sdm.ops.sparse_delta_rule.triton.forward import forward_kernel
 
     problem = problem.prepared()
     tokens, layout, dtype = problem.tokens, problem.layout(FORWARD), problem.dtype
     table = problem.initial_state if in_place else None
+    if is_traced(tokens.value):
+        table = problem.table(problem.initial_state, dtype) if table is None else table
+        return torch.empty_like(tokens.value), table, torch.empty_like(tokens.value, dtype=dtype)
     groups = problem.groups(layout, share_tables=not (final or in_place))
     if table is None:
         table = problem.table(problem.initial_state, dtype, groups[0][1])
@@ -200,7 +201,7 @@ def forward(problem: Problem, in_place: bool = False, final: bool = True) -> tup
             restore(problem, layout, links, groups[at - 1], table)
             _next_heads(problem, table, groups[at - 1][0], begin)
         launch(
-            forward_kernel,
+            _kernel("forward"),
             (count * -(-channels // layout.S),),
             tokens.write_weight,
             tokens.value,
@@ -237,12 +238,11 @@ def restore(
     total: Tensor | None = None,
 ) -> None:
     """Make the tables of a group of documents ready for the next; add their gradients to `total`."""
-    from sdm.ops.sparse_delta_rule.triton.restore import restore_kernel
 
     begin, streams = group
     sizes, channels = problem.sizes, problem.tokens.value.shape[-1]
     launch(
-        restore_kernel,
+        _kernel("restore"),
         (streams * -(-channels // layout.S),),
         cu_seqlens=problem.cu_seqlens,
         **_chosen(links, "write_slot read_slot"),
@@ -298,17 +298,15 @@ def backward(
     grad_initial: bool = True,
 ) -> Gradients:
     """Gradients of all inputs; those of the initial state are left out without `grad_initial`."""
-    from sdm.ops.sparse_delta_rule.triton.backward import backward_kernel
-    from sdm.ops.sparse_delta_rule.triton.reduce import reduce_kernel
 
     problem = problem.prepared()
     tokens, layout, dtype, sizes = problem.tokens, problem.layout(BACKWARD), problem.dtype, problem.sizes
     value, cu_seqlens = tokens.value, problem.cu_seqlens
     batch, time, heads, channels = value.shape
     slabs, C = -(-channels // layout.S), layout.C
-    groups = problem.groups(layout, share_tables=grad_table is None)
-    tables = groups[0][1]
-    total = None
+    traced = is_traced(value)
+    groups = [(0, problem.streams)] if traced else problem.groups(layout, share_tables=grad_table is None)
+    tables, total = groups[0][1], None
     if grad_initial and len(groups) > 1:
         total = value.new_zeros((max(tables // heads, 1), heads, problem.num_slots, channels), dtype=dtype)
 
@@ -325,7 +323,7 @@ def backward(
         scratch(slabs, batch, time, heads, kind=torch.int64),
         scratch(slabs, batch, time, heads, sizes["W"], kind=torch.int8),
     )
-    if value.numel() == 0:
+    if traced or value.numel() == 0:
         return outputs
     links = prepare(problem, layout)
     share = plan.share if plan.kind == "planned" else 1
@@ -384,9 +382,9 @@ def backward(
             _next_heads(problem, arguments["table"], groups[at - 1][0], begin)
         for low in range((time - 1) // window * window, -1, -window):
             bounds = {"begin": begin, "low": low, "high": low + window}
-            launch(backward_kernel, (slabs * count,), **shared, **bounds, **arguments, streams=count)
+            launch(_kernel("backward"), (slabs * count,), **shared, **bounds, **arguments, streams=count)
             launch(
-                reduce_kernel,
+                _kernel("reduce"),
                 (problem.chunks(C) * heads,),
                 **shared,
                 **bounds,
@@ -414,6 +412,10 @@ def _next_heads(problem: Problem, tables: Tensor, before: int, begin: int) -> No
     initial, heads = problem.initial_state, problem.sizes["H"]
     if initial is not None and before % heads != begin % heads:
         tables.copy_(initial[begin % heads : begin % heads + len(tables)])
+
+
+def _kernel(module: str) -> Any:
+    return load_kernel(__package__, module, f"{module}_kernel")
 
 
 def _chosen(links: Links, names: str) -> dict[str, Tensor]:

@@ -80,10 +80,13 @@ class Layout:
     @staticmethod
     def for_streams(writes: int, reads: int, channels: int, limits: Accesses, streams: int) -> Layout:
         """The layout of a call with so many sequences and heads."""
-        layout = Layout.of(writes, reads, channels, limits.many)
-        if streams * -(-channels // layout.S) >= MANY:
-            return layout
-        return Layout.of(writes, reads, channels, limits.few)
+        many = Layout.are_many(writes, reads, channels, limits, streams)
+        return Layout.of(writes, reads, channels, limits.many if many else limits.few)
+
+    @staticmethod
+    def are_many(writes: int, reads: int, channels: int, limits: Accesses, streams: int) -> bool:
+        """Whether such a call has many programs."""
+        return streams * -(-channels // Layout.of(writes, reads, channels, limits.many).S) >= MANY
 
 
 @contextmanager

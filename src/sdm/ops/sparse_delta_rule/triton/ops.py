@@ -53,7 +53,8 @@ def _forward(*arguments: Any) -> tuple[Tensor, Tensor, Tensor]:
     return y, table, residual
 
 
-def _backward(*arguments: Any) -> tuple[Tensor, ...]:
+def backward(*arguments: Any) -> tuple[Tensor, ...]:
+    """Serve the registered backward op: gradients of write weights, values, gates, read weights and initial state."""
     grad_y, grad_final_state, residual = arguments[:3]
     problem, (grad_initial, *plan) = _problem(arguments[3:])
     _check(problem)
@@ -156,7 +157,7 @@ _register(
 _register(
     f"sparse_delta_rule_triton_backward(Tensor? grad_y, Tensor? grad_final_state, Tensor residual, {_PROBLEM}, "
     f"bool grad_initial, {_PLAN}) -> (Tensor, Tensor, Tensor, Tensor, Tensor, Tensor)",
-    _backward,
+    backward,
 )
 _register(f"sparse_delta_rule_triton_(Tensor(a!) state, {_TOKENS}, bool slot_rule) -> Tensor", _forward_)
 _register(f"sparse_delta_step_triton_(Tensor(a!) state, {_TOKENS}, bool slot_rule) -> Tensor", _step)
