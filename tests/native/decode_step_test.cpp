@@ -125,12 +125,31 @@ void test_mlp(const std::string& name) {
   }
 }
 
+template <class Real>
+void test_norm(const std::string& name) {
+  const int64_t rows = integer(0, 4), size = integer(1, 70);
+  const Numbers x = uniforms(rows * size, -1, 1), weight = uniforms(size, -1, 1);
+  const std::vector<Real> real_x = converted<Real>(x), real_weight = converted<Real>(weight);
+  std::vector<Real> y(x.size());
+  sdm::rms_norm(sdm::RMSNorm<Real>{1, rows, size, 0.25, real_x.data(), real_weight.data(), y.data()});
+  Numbers expected(x.size());
+  for (int64_t row = 0; row < rows; ++row) {
+    double squares = 0;
+    for (int64_t i = row * size; i < (row + 1) * size; ++i) squares += x[i] * x[i];
+    for (int64_t i = 0; i < size; ++i) {
+      expected[row * size + i] = x[row * size + i] * weight[i] / std::sqrt(squares / static_cast<double>(size) + 0.25);
+    }
+  }
+  require(deviation(expected, converted<double>(y)) <= (sizeof(Real) == sizeof(float) ? 1e-6 : 1e-14), name);
+}
+
 }  // namespace
 
 void test_decode_step(int number) {
   const std::string name = "decode step, case " + std::to_string(number);
   test_window<float>(name + ", window, float"), test_window<double>(name + ", window, double");
   test_group<float>(name + ", group, float"), test_group<double>(name + ", group, double");
+  test_norm<float>(name + ", norm, float"), test_norm<double>(name + ", norm, double");
   test_mlp<float>(name + ", mlp, float"), test_mlp<double>(name + ", mlp, double");
 }
 

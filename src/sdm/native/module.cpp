@@ -21,6 +21,7 @@ static PyMethodDef methods[] = {
     SDM_METHOD(linear_group, LinearGroup),
     SDM_METHOD(product_key_topk, ProductKeyForward),
     SDM_METHOD(product_key_topk_backward, ProductKeyBackward),
+    SDM_METHOD(rms_norm, RMSNorm),
     SDM_METHOD(sparse_delta_map, SparseDeltaMap),
     SDM_METHOD(sparse_delta_rule_forward, SparseDeltaForward),
     SDM_METHOD(sparse_delta_rule_backward, SparseDeltaBackward),

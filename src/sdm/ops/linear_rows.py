@@ -131,6 +131,31 @@ def gated_mlp_rows(x: Tensor, gate: Weights, up: Weights, down: Weights) -> Tens
     return y
 
 
+def rms_norm_rows(x: Tensor, weight: Tensor, eps: float) -> Tensor:
+    """Compute x weight / sqrt(mean(x^2) + eps) for a few rows x [...,size], in float32 or float64 on a CPU."""
+    size = x.shape[-1]
+    if weight.shape != (size,) or weight.dtype != x.dtype or x.dtype not in _WEIGHT_DTYPES:
+        raise ValueError(
+            f"weight must be [{size}] in the dtype of x, float32 or float64; got {list(weight.shape)} in {weight.dtype} "
+            f"and x in {x.dtype}"
+        )
+    if not x.is_cpu or not weight.is_cpu:
+        raise ValueError(f"all tensors must be on a CPU, got x on {x.device} and weight on {weight.device}")
+    x, weight = x.contiguous(), weight.contiguous()
+    y = torch.empty_like(x)
+    require_core().rms_norm(
+        x.dtype == torch.float64,
+        threads=1,
+        rows=x.numel() // size if size else 0,
+        size=size,
+        eps=eps,
+        x=x.data_ptr(),
+        weight=weight.data_ptr(),
+        y=y.data_ptr(),
+    )
+    return y
+
+
 def _check(x: Tensor, weight: Tensor, bias: Tensor | None, scale: Tensor | None) -> None:
     outputs, inputs = weight.shape
     if x.shape[-1] != inputs or weight.dtype not in _WEIGHT_DTYPES.get(x.dtype, ()):

@@ -116,11 +116,31 @@ void gated_mlp(const GatedMLP<Real>& mlp) {
   parallel_for(task_count(down), mlp.threads, [&](int64_t task) { run_task(down, task); });
 }
 
+template <class Real>
+void rms_norm(const RMSNorm<Real>& norm) {
+  if (norm.rows < 0 || norm.size < 0) throw std::invalid_argument("sizes must not be negative");
+  constexpr int64_t kSums = 16;  // side by side: a single chain of additions would wait for each of them
+  for (int64_t row = 0; row < norm.rows; ++row) {
+    const Real* x = norm.x + row * norm.size;
+    Real sums[kSums] = {}, total = 0;
+    int64_t i = 0;
+    for (; i + kSums <= norm.size; i += kSums) {
+      for (int64_t n = 0; n < kSums; ++n) sums[n] += x[i + n] * x[i + n];
+    }
+    for (; i < norm.size; ++i) total += x[i] * x[i];
+    for (const Real sum : sums) total += sum;
+    const Real scale = 1 / std::sqrt(total / static_cast<Real>(norm.size) + static_cast<Real>(norm.eps));
+    for (i = 0; i < norm.size; ++i) norm.y[row * norm.size + i] = x[i] * scale * norm.weight[i];
+  }
+}
+
 template void linear(const LinearCall<float>&);
 template void linear(const LinearCall<double>&);
 template void linear_group(const LinearGroup<float>&);
 template void linear_group(const LinearGroup<double>&);
 template void gated_mlp(const GatedMLP<float>&);
 template void gated_mlp(const GatedMLP<double>&);
+template void rms_norm(const RMSNorm<float>&);
+template void rms_norm(const RMSNorm<double>&);
 
 }  // namespace sdm

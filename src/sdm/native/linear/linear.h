@@ -73,6 +73,23 @@ struct GatedMLP {
   }
 };
 
+// y = x weight / sqrt(mean(x^2) + eps) for every row.
+template <class Real>
+struct RMSNorm {
+  int threads;  // not used: the rows of a step are too few to share
+  int64_t rows, size;
+  double eps;
+  const Real* x;       // [rows, size]
+  const Real* weight;  // [size]
+  Real* y;             // [rows, size]
+
+  template <class Visit>
+  void each_field(const Visit& field) {
+    field("threads", threads), field("rows", rows), field("size", size), field("eps", eps), field("x", x);
+    field("weight", weight), field("y", y);
+  }
+};
+
 // Sizes below zero and an unknown format throw std::invalid_argument.
 template <class Real>
 void linear(const LinearCall<Real>& call);
@@ -80,5 +97,7 @@ template <class Real>
 void linear_group(const LinearGroup<Real>& call);
 template <class Real>
 void gated_mlp(const GatedMLP<Real>& call);
+template <class Real>
+void rms_norm(const RMSNorm<Real>& call);
 
 }  // namespace sdm
