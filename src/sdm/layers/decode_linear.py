@@ -144,7 +144,7 @@ class DecodeMLP(GatedMLP):
 
 
 class DecodeNorm(nn.RMSNorm):
-    """An `nn.RMSNorm` over the last dimension that a decode step goes through at once. Made by `optimize_for_decoding`."""
+    """An `nn.RMSNorm` that normalises the rows of a step in one call. Made by `optimize_for_decoding`."""
 
     def forward(self, x: Tensor) -> Tensor:
         """Normalise x [...,size]."""
@@ -171,7 +171,7 @@ class DecodeWindowAttention(SlidingWindowAttention):
         turns = turns_per_position(self.head_dim, self.rope)
         mixed = window_step_(projected, state.key, state.value, state.length, turns, self.rope.scale, self.num_heads)
         state.length += 1
-        return self.out_proj(mixed)  # type: ignore[no-any-return]
+        return self.out_proj(mixed)
 
 
 _DECODING = {GatedMLP: DecodeMLP, nn.RMSNorm: DecodeNorm, SlidingWindowAttention: DecodeWindowAttention}
@@ -183,9 +183,9 @@ def _is_step(x: Tensor) -> bool:
     return few and not torch.is_grad_enabled() and not is_deterministic() and goes_past_dispatcher(x)
 
 
-def _weights_of(layer: nn.Module) -> Weights | None:
+def _weights_of(layer: nn.Module | None) -> Weights | None:
     """The weights of a layer whose `forward` may be left out."""
-    if layer._forward_hooks or layer._forward_pre_hooks:
+    if layer is None or layer._forward_hooks or layer._forward_pre_hooks:
         return None
     # Looked up as `layer.weight` would look them up, which takes a third of the time of a small call.
     weight, bias = layer._parameters.get("weight"), layer._parameters.get("bias")

@@ -136,8 +136,8 @@ def rms_norm_rows(x: Tensor, weight: Tensor, eps: float) -> Tensor:
     size = x.shape[-1]
     if weight.shape != (size,) or weight.dtype != x.dtype or x.dtype not in _WEIGHT_DTYPES:
         raise ValueError(
-            f"weight must be [{size}] in the dtype of x, float32 or float64; got {list(weight.shape)} in {weight.dtype} "
-            f"and x in {x.dtype}"
+            f"weight must be [{size}] in the dtype of x, float32 or float64; got {list(weight.shape)} in "
+            f"{weight.dtype} and x in {x.dtype}"
         )
     if not x.is_cpu or not weight.is_cpu:
         raise ValueError(f"all tensors must be on a CPU, got x on {x.device} and weight on {weight.device}")

@@ -309,14 +309,13 @@ class _TableMemory:
         """As `torch.empty_like` for a dense tensor on the CPU."""
         if x.nbytes < self.smallest or type(x) not in (Tensor, torch.nn.Parameter):
             return torch.empty_like(x, memory_format=memory_format)
-        fitting = (i for i, memory in enumerate(self._free) if memory.numel() == x.nbytes)
-        place = next(fitting, None)
+        fitting = [i for i, memory in enumerate(self._free) if memory.numel() == x.nbytes]
+        place = fitting[-1] if fitting else None  # the last one that went out of use
         memory = torch.empty(x.nbytes, dtype=torch.uint8) if place is None else self._free.pop(place)
         # torch holds the array as long as a tensor uses its bytes, and nobody else does.
         lent = (ctypes.c_byte * x.nbytes).from_address(memory.data_ptr())
         weakref.finalize(lent, self._take_back, memory).atexit = False
-        storage = torch.frombuffer(lent, dtype=x.dtype).untyped_storage()
-        return x.detach().new_empty(0).set_(storage, 0, x.shape)  # type: ignore[no-any-return]
+        return torch.frombuffer(lent, dtype=x.dtype).view(x.shape)
 
     def _take_back(self, memory: Tensor) -> None:
         if sum(kept.numel() for kept in self._free) + memory.numel() <= self.most_kept:
