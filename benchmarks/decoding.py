@@ -1,6 +1,6 @@
 """Does a token of one stream take as long as reading the weights? With `sdm.optimize_for_decoding` and without.
 
-    python benchmarks/decoding.py [--model FOLDER --text FILE]
+    python benchmarks/decoding.py [--one-thread] [--model FOLDER --text FILE]
 
 The hybrids of `hybrid_models.py`: four blocks of level-1 width, one of them global. The speed of reading is that of
 summing 256 MB of float32. What rounded weights do to the likelihood is measured on a trained model: the example model
@@ -12,6 +12,7 @@ from __future__ import annotations
 import argparse
 import copy
 import random
+import time
 from pathlib import Path
 from typing import Any
 
@@ -76,7 +77,12 @@ def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("--model", type=Path, help="folder of the model whose likelihood is measured")
     parser.add_argument("--text", type=Path, help="file of the text")
+    parser.add_argument(
+        "--one-thread", action="store_true", help="processor time of one thread, which a busy machine disturbs less"
+    )
     given = parser.parse_args()
+    if given.one_thread:
+        torch.set_num_threads(1)
     if (given.model is None) != (given.text is None):
         parser.error("--model and --text go together")
     nll = likelihoods(given.model, statements() if given.text is None else given.text.read_text())
@@ -88,7 +94,8 @@ def main() -> None:
     candidates: dict[str, Any] = {name: decode(model, behind(model, CONTEXT), TOKENS) for name, model in models.items()}
     buffer = torch.ones(1 << 26)
     candidates["reading 256 MB"] = buffer.sum
-    times = time_interleaved(candidates, seconds=30)
+    clock = time.thread_time if given.one_thread else time.perf_counter
+    times = time_interleaved(candidates, seconds=30, clock=clock)
     bandwidth = buffer.nbytes / times.pop("reading 256 MB")
     times = {name: seconds / TOKENS for name, seconds in times.items()}
     ratios = [
@@ -102,7 +109,12 @@ def main() -> None:
     ratios.append(Ratio("a token at 32k, SDM / full attention", times["float32"] / times["full attention"], 0.35))
     for weights, value in nll.items():
         print(f"    NLL with {weights} weights: {value:.4f}")
-    report("decoding", ratios, times, {"gigabytes_per_second": bandwidth / 1e9, "nll": nll})
+    report(
+        "decoding_one_thread" if given.one_thread else "decoding",
+        ratios,
+        times,
+        {"gigabytes_per_second": bandwidth / 1e9, "nll": nll},
+    )
 
 
 if __name__ == "__main__":
