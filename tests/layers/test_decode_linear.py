@@ -10,7 +10,15 @@ import torch
 from torch import nn
 
 import sdm
-from sdm.layers.decode_linear import MOST_ROWS, WEIGHTS, DecodeLinear
+from sdm.layers import decode_linear
+from sdm.layers.decode_linear import (
+    MOST_ROWS,
+    WEIGHTS,
+    DecodeLinear,
+    DecodeMLP,
+    DecodeWindowAttention,
+    project_together,
+)
 
 
 def small_model(**options: object) -> sdm.SDMForCausalLM:
@@ -125,3 +133,75 @@ def test_generate_session_and_deterministic_steps() -> None:
         steps = logits_of_steps(fast, ids)
         cache = sdm.SDMCache(fast.config)
         assert torch.equal(fast(ids, past_key_values=cache).logits, steps)
+
+
+@pytest.mark.parametrize("weights", WEIGHTS)
+@pytest.mark.parametrize("batch", [1, 3])
+def test_fused_steps_compute_what_the_layers_compute(weights: str, batch: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    model = sdm.optimize_for_decoding(small_model(sliding_window=5), weights)
+    block = model.model.layers[0]
+    assert isinstance(block.mlp, DecodeMLP)
+    assert isinstance(block.mixer, DecodeWindowAttention)
+    ids = torch.randint(0, 50, (batch, 14))  # past the end of the ring
+    calls = []
+    for name in ("linear_group", "gated_mlp_rows", "window_step_"):
+        function = getattr(decode_linear, name)
+        monkeypatch.setattr(
+            decode_linear, name, lambda *args, name=name, function=function: calls.append(name) or function(*args)
+        )
+    fused = logits_of_steps(model, ids)
+    # The first token of a cache has no state to step from.
+    assert calls.count("window_step_") == 13
+    assert calls.count("gated_mlp_rows") == 28
+    assert calls.count("linear_group") == 26
+    monkeypatch.setattr(decode_linear, "_weights_of", lambda layer: None)
+    torch.testing.assert_close(fused, logits_of_steps(model, ids), rtol=1e-5, atol=1e-5)
+    assert calls.count("linear_group") == 26
+
+
+def test_fused_steps_in_other_dtypes_and_with_scaled_positions() -> None:
+    rope = {"rope_type": "yarn", "rope_theta": 10_000.0, "factor": 4.0, "original_max_position_embeddings": 16}
+    model = small_model(sliding_window=5, rope_parameters=rope)
+    ids = torch.randint(0, 50, (2, 40))
+    expected = logits_of_steps(model, ids)
+    sdm.optimize_for_decoding(model)
+    torch.testing.assert_close(logits_of_steps(model, ids), expected, rtol=1e-5, atol=1e-5)
+    model.double()
+    exact = logits_of_steps(model, ids)
+    torch.testing.assert_close(exact.float(), expected, rtol=1e-4, atol=1e-4)
+
+
+def test_hooks_see_every_layer() -> None:
+    model = sdm.optimize_for_decoding(small_model())
+    seen = []
+    for name, layer in model.named_modules():
+        if isinstance(layer, DecodeLinear):
+            layer.register_forward_hook(lambda *_, name=name: seen.append(name))
+    logits_of_steps(model, torch.randint(0, 50, (1, 2)))
+    counts = {name: seen.count(name) for name in seen}
+    assert set(counts.values()) == {2}
+    assert len(counts) == sum(isinstance(layer, DecodeLinear) for layer in model.modules())
+
+
+def test_rewinding_fused_steps() -> None:
+    model = sdm.optimize_for_decoding(small_model(sliding_window=5))
+    session = sdm.Session(model, history=16)
+    session.add([1, 2, 3, 4, 5, 6, 7])
+    mark = session.mark()
+    expected = [piece.token for piece in session.generate(9)]
+    for to in (4, mark):
+        kept = len(expected) - 4 if to == 4 else 0
+        session.rewind(to)
+        assert [piece.token for piece in session.generate(9 - kept)] == expected[kept:]
+
+
+def test_layers_that_are_not_fused_are_called_one_by_one() -> None:
+    layers = sdm.optimize_for_decoding(nn.Sequential(nn.Linear(8, 3), nn.Linear(8, 4)))
+    x = torch.randn(1, 8)
+    with torch.no_grad():
+        together = project_together(x, *layers)
+        assert together is not None
+        torch.testing.assert_close(together, torch.cat([layer(x) for layer in layers], dim=-1), rtol=0, atol=0)
+        assert project_together(torch.randn(MOST_ROWS + 1, 8), *layers) is None
+        assert project_together(x, layers[0], nn.Linear(8, 4)) is None
+    assert project_together(x, *layers) is None, "gradients are recorded"

@@ -88,6 +88,7 @@ int main(int argc, char** argv) {
     test_gated_delta(i);
     test_sparse_delta_map(i);
     test_linear(i);
+    test_decode_step(i);
   }
   std::printf("ok: %d cases\n", cases);
 }

@@ -101,6 +101,7 @@ void test_product_key(int number);
 void test_gated_delta(int number);
 void test_sparse_delta_map(int number);
 void test_linear(int number);
+void test_decode_step(int number);
 
 // One pass of an op with blocks of rows in its scratch memory, for the planted faults.
 void sparse_delta_forward_of_fixed_size(bool is_double);

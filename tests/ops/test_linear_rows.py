@@ -7,7 +7,8 @@ import torch
 import torch.nn.functional as F
 
 from sdm.native import core
-from sdm.ops.linear_rows import linear_rows
+from sdm.ops.linear_rows import Weights, gated_mlp_rows, linear_group, linear_rows
+from sdm.ops.window_step import window_step_
 
 pytestmark = pytest.mark.skipif(core is None, reason="the compiled core is not built")
 
@@ -63,3 +64,68 @@ def test_a_row_depends_on_nothing_but_itself() -> None:
 def test_wrong_input(change: dict[str, torch.Tensor], message: str) -> None:
     with pytest.raises(ValueError, match=message):
         linear_rows(**{"x": torch.zeros(2, 8), "weight": torch.zeros(3, 8), **change})
+
+
+def test_a_group_has_the_bits_of_its_layers() -> None:
+    torch.manual_seed(0)
+    x = torch.randn(2, 3, 50)
+    layers = [
+        Weights(torch.randn(70, 50), torch.randn(70)),
+        Weights(torch.randn(1, 50).to(torch.bfloat16)),
+        Weights((torch.randn(33, 50) * 40).to(torch.int8), None, torch.rand(33)),
+        Weights(torch.randn(50, 16).t()),
+    ]
+    y = linear_group(x, layers)
+    assert torch.equal(y, torch.cat([linear_rows(x, *layer) for layer in layers], dim=-1))
+    assert linear_group(x, []).shape == (2, 3, 0)
+    with pytest.raises(ValueError, match=r"x must be \[...,49\]"):
+        linear_group(x, [*layers, Weights(torch.randn(3, 49))])
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.int8])
+def test_gated_mlp(dtype: torch.dtype) -> None:
+    torch.manual_seed(0)
+    x = torch.randn(4, 1, 24)
+
+    def layer(outputs: int, inputs: int) -> Weights:
+        weight = torch.randn(outputs, inputs)
+        return (
+            Weights((weight * 40).to(dtype), None, torch.rand(outputs) / 40)
+            if dtype == torch.int8
+            else Weights(weight.to(dtype))
+        )
+
+    gate, up, down = layer(130, 24), layer(130, 24), layer(24, 130)
+    gated, raised = linear_rows(x, *gate), linear_rows(x, *up)
+    torch.testing.assert_close(
+        gated_mlp_rows(x, gate, up, down), linear_rows(F.silu(gated) * raised, *down), rtol=1e-5, atol=1e-5
+    )
+    with pytest.raises(ValueError, match=r"\[hidden,inputs\]"):
+        gated_mlp_rows(x, layer(129, 24), up, down)
+    with pytest.raises(ValueError, match="no bias"):
+        gated_mlp_rows(x, gate, up._replace(bias=torch.zeros(130)), down)
+
+
+def test_window_step_refuses_what_does_not_fit() -> None:
+    S, H, G, D, W = 2, 4, 2, 6, 5
+    good = {
+        "projected": torch.zeros(S, 2 * (H + G) * D),
+        "key": torch.zeros(S, G, W, D),
+        "value": torch.zeros(S, G, W, D),
+        "length": torch.zeros(S, dtype=torch.int64),
+        "turns": torch.zeros(D // 2, dtype=torch.float64),
+        "rope_scale": 1.0,
+        "heads": H,
+    }
+    assert window_step_(**good).shape == (S, H * D)
+    wrong = {
+        "projected": (torch.zeros(S, 7), ValueError, "projected"),
+        "key": (torch.zeros(S, G, D, W).transpose(2, 3), ValueError, "key must be contiguous"),
+        "value": (torch.zeros(S, G, W, D, dtype=torch.float64), TypeError, "all float32 or all float64"),
+        "length": (torch.full((S,), -1), ValueError, "negative"),
+        "turns": (torch.zeros(D, dtype=torch.float64), ValueError, "turns"),
+        "heads": (3, ValueError, "projected"),
+    }
+    for name, (value, error, message) in wrong.items():
+        with pytest.raises(error, match=message):
+            window_step_(**{**good, name: value})

@@ -303,3 +303,30 @@ def test_initial_state_over_two_to_the_31_elements() -> None:
     y, _ = sparse_delta_rule(*large, initial_state=state, backend="native")
     expected, _ = sparse_delta_rule(*small, initial_state=state[:, ::spread].contiguous(), backend="native")
     assert_identical([y], [expected])
+
+
+def test_memory_of_large_gradients_is_used_again() -> None:
+    """Not before the last tensor on it is gone, and not with what it held."""
+    T, N, D = 4, 65_600, 64
+    tokens = random_tokens(1, T, 1, N=N, D=D, dtype=torch.float32)
+    state = torch.randn(1, N, D, requires_grad=True)
+
+    def gradient(scale: float) -> Tensor:
+        y, _ = native()(*tokens._replace(value=scale * tokens.value), state)
+        return torch.autograd.grad(y.sum(), state)[0]
+
+    first, second = gradient(1.0), gradient(2.0)
+    kept, row = first.clone(), first[0, 7]
+    assert first.data_ptr() != second.data_ptr()
+    address = first.data_ptr()
+    del first
+    assert gradient(3.0).data_ptr() != address, "a view is left"
+    assert torch.equal(row, kept[0, 7])
+    del row
+    third = gradient(1.0)
+    assert third.data_ptr() == address
+    assert torch.equal(third, kept)
+    state.grad = third
+    del third
+    state.grad = None
+    assert gradient(1.0).data_ptr() == address

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import math
 
 import torch
@@ -42,17 +43,26 @@ def rotation(position: Tensor, head_dim: int, rope: Rope) -> tuple[Tensor, Tenso
     """Scaled cosine and sine of the angles at the positions [...], each [..., 1, head_dim / 2]; the heads share."""
     # Whole turns are dropped in float64: at position 10^6 the float32 angle itself is off by 0.03.
     dtype = torch.float32 if position.device.type == "mps" else torch.float64
-    if rope.frequencies is None:
-        slowest = math.log10(rope.theta) * (2 / head_dim - 1)
-        full_turn = math.log10(2 * math.pi)
-        turns = torch.logspace(
-            -full_turn, slowest - full_turn, head_dim // 2, base=10.0, dtype=dtype, device=position.device
-        )
-    else:
-        turns = torch.tensor(rope.frequencies, dtype=dtype, device=position.device) / (2 * math.pi)
+    turns = _turns(head_dim, rope, dtype, position.device)
     angle = ((position[..., None, None] * turns).frac() * (2 * math.pi)).to(torch.float32)
     cosine, sine = angle.cos(), angle.sin()
     return (cosine, sine) if rope.scale == 1.0 else (cosine * rope.scale, sine * rope.scale)
+
+
+def _turns(head_dim: int, rope: Rope, dtype: torch.dtype, device: torch.device) -> Tensor:
+    """How much of a turn each pair of channels takes per token, [head_dim / 2]."""
+    if rope.frequencies is not None:
+        return torch.tensor(rope.frequencies, dtype=dtype, device=device) / (2 * math.pi)
+    slowest = math.log10(rope.theta) * (2 / head_dim - 1)
+    full_turn = math.log10(2 * math.pi)
+    return torch.logspace(-full_turn, slowest - full_turn, head_dim // 2, base=10.0, dtype=dtype, device=device)
+
+
+@functools.lru_cache(maxsize=16)
+def turns_per_position(head_dim: int, rope: Rope) -> Tensor:
+    """Return how much of a turn each pair of channels takes per token, [head_dim / 2] in float64 on the CPU."""
+    with torch.inference_mode(False):
+        return _turns(head_dim, rope, torch.float64, torch.device("cpu"))
 
 
 def rotate(x: Tensor, cosine: Tensor, sine: Tensor) -> Tensor:

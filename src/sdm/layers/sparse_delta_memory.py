@@ -15,6 +15,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from sdm.errors import check_one_of, check_size
+from sdm.layers.decode_linear import project_together
 from sdm.layers.interface import check_input, check_mask, without_weight_decay
 from sdm.layers.modules import LARGEST_DECAY_RATE, Float32Linear, MaskedBatchNorm, decay_gate, reset_decay
 from sdm.layers.sizes import check_slots, default_slots
@@ -271,10 +272,11 @@ class SparseDeltaMemory(nn.Module):
             key_input = key_input.unsqueeze(1)
         state = _table(state)
         state.check(len(x), (self.num_heads, self.num_slots, self.head_dim), x.device)
-        tokens = self._tokens(x.unsqueeze(1), x.unsqueeze(1), None, key_input)
+        projected, gate = self._project_step(x, key_input)
+        tokens = self._tokens_of(projected, None)
         if record is not None:
             record(state.undo(tokens))
-        return self._output(x, state.write_and_read_(tokens, self.update, self.backend).squeeze(1))
+        return self._output(x, state.write_and_read_(tokens, self.update, self.backend).squeeze(1), gate)
 
     @torch.no_grad()
     def extend_(
@@ -336,7 +338,24 @@ class SparseDeltaMemory(nn.Module):
 
     def _tokens(self, x: Tensor, for_channels: Tensor, mask: Tensor | None, key_input: Tensor | None) -> Tokens:
         """What the memory is told about each token, [B,T,H,...]; padding neither decays nor writes."""
-        query, key = self.query_proj(x), self.key_proj(x if key_input is None else key_input)
+        return self._tokens_of(self._project(x, for_channels, key_input), mask)
+
+    def _project(self, x: Tensor, for_channels: Tensor, key_input: Tensor | None) -> tuple[Tensor, ...]:
+        """The projections of query, key, value, beta and decay, [B,T,...]."""
+        key = self.key_proj(x if key_input is None else key_input)
+        return self.query_proj(x), key, self.value_proj(for_channels), self.beta_proj(x), self.decay_proj(x)
+
+    def _project_step(self, x: Tensor, key_input: Tensor | None) -> tuple[tuple[Tensor, ...], Tensor | None]:
+        """What `_project` gives for one token x [B,hidden_size], and the projected gate if it is at hand."""
+        layers = self.query_proj, self.key_proj, self.value_proj, self.beta_proj, self.decay_proj, self.gate_proj
+        together = project_together(x.unsqueeze(1), *layers) if key_input is None else None
+        if together is None:
+            return self._project(x.unsqueeze(1), x.unsqueeze(1), key_input), None
+        *projected, gate = together.split([layer.out_features for layer in layers], dim=-1)
+        return tuple(projected), gate.squeeze(1)
+
+    def _tokens_of(self, projected: tuple[Tensor, ...], mask: Tensor | None) -> Tokens:
+        query, key, value, beta, decay = projected
         if self.query_batch_norm is not None:
             query = self.query_batch_norm(query, mask)
         query, key = self._scores(query, self.query_norm), self._scores(key, self.key_norm)
@@ -346,9 +365,9 @@ class SparseDeltaMemory(nn.Module):
         else:
             read_weight, read_index = self._address(query, self.num_reads)
             write_weight, write_index = self._address(key, self.num_writes)
-        value = self.value_proj(for_channels).unflatten(-1, (self.num_heads, self.head_dim))
-        beta = torch.sigmoid(self.beta_proj(x))
-        _, log_decay = decay_gate(self.decay_proj(x), self.decay_bias, self.decay_log_rate)
+        value = value.unflatten(-1, (self.num_heads, self.head_dim))
+        beta = torch.sigmoid(beta)
+        _, log_decay = decay_gate(decay, self.decay_bias, self.decay_log_rate)
         if mask is not None:
             beta, log_decay = beta * mask.unsqueeze(-1), log_decay * mask.unsqueeze(-1)
         if self.decay_per_write:
@@ -371,8 +390,9 @@ class SparseDeltaMemory(nn.Module):
             selected = selected / self.temperature
         return selected.softmax(-1), index
 
-    def _output(self, x: Tensor, readings: Tensor) -> Tensor:
-        gate = self.gate_proj(x)
+    def _output(self, x: Tensor, readings: Tensor, gate: Tensor | None = None) -> Tensor:
+        """The output of what is read; `gate`: its projection, if it is known."""
+        gate = self.gate_proj(x) if gate is None else gate
         gate = F.silu(gate) if self.output_gate == "silu" else torch.sigmoid(gate)
         return self.out_proj(self.output_norm(readings.to(self.output_norm.weight.dtype)).flatten(-2) * gate)
 

@@ -13,7 +13,7 @@ from typing import Any
 import torch  # first, so that the OpenMP runtime it brings is the one that the core binds to
 from torch import Tensor
 
-INTERFACE = 5  # kInterface of module.cpp
+INTERFACE = 6  # kInterface of module.cpp
 
 core: ModuleType | None
 missing_because = ""

@@ -4,6 +4,7 @@
 // kernels(). To add an op: a member here, its functions in a header that kernels.cpp includes.
 #pragma once
 
+#include "attention/window_step.h"
 #include "gated_delta_rule/rule.h"
 #include "linear/linear.h"
 #include "product_key/topk.h"
@@ -13,6 +14,8 @@ namespace sdm {
 
 struct KernelTable {
   const char* isa;
+  AttentionKernels<float> attention_float;
+  AttentionKernels<double> attention_double;
   ProductKeyKernels<float> product_key_float;
   ProductKeyKernels<double> product_key_double;
   GatedDeltaKernels<float> gated_delta_float;

@@ -3,6 +3,7 @@
 // Functions here must not be shared between the builds: everything lives in namespace sdm::SDM_ISA, and nothing of
 // the standard library that could be emitted out of line (containers, algorithms) is used, because the linker would
 // keep one copy of it, perhaps the one that only the newest processors can run.
+#include "attention/kernels.h"
 #include "gated_delta_rule/backward_kernels.h"
 #include "gated_delta_rule/kernels.h"
 #include "kernel_table.h"
@@ -61,6 +62,8 @@ constexpr SparseDeltaKernels<Real> sparse_delta() {
 const KernelTable& table() {
   static constexpr KernelTable filled = {
       SDM_STRING(SDM_ISA),
+      {&attend<float>},
+      {&attend<double>},
       {&product_key_workspace<float>, &product_key_rows<float>},
       {&product_key_workspace<double>, &product_key_rows<double>},
       gated_delta_kernels<float>(),

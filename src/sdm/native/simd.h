@@ -125,8 +125,6 @@ SDM_INLINE void sum_each(const Real* vectors, int count, bool accumulate, Real* 
   }
 }
 
-SDM_INLINE void prefetch(const void* address) { __builtin_prefetch(address, 1, 3); }
-
 // A store that does not bring its line into the caches first. The address must be aligned to a vector, and
 // finish_streaming() must follow before another thread reads what was stored. Sanitizers do not see such stores.
 #if defined(__AVX512F__) && !defined(SDM_EXACT_SCRATCH)
@@ -148,9 +146,19 @@ SDM_INLINE void finish_streaming() {
 #endif
 }
 
+// Asks for memory that is read or changed soon: into the second cache, which holds a few tokens' rows beside those in
+// use. The first would not, and has too few buffers for misses to wait for them all.
 template <int Bytes>
-SDM_INLINE void prefetch_range(const void* address) {
-  for (int offset = 0; offset < Bytes; offset += 64) prefetch(static_cast<const char*>(address) + offset);
+SDM_INLINE void prefetch(const void* address) {
+  for (int offset = 0; offset < Bytes; offset += 64) {
+    __builtin_prefetch(static_cast<const char*>(address) + offset, 0, 2);
+  }
+}
+
+template <class T>
+SDM_INLINE void prefetch_array(const T* array, int64_t count) {
+  const char* const end = reinterpret_cast<const char*>(array + count);
+  for (const char* line = reinterpret_cast<const char*>(array); line < end; line += 64) prefetch<64>(line);
 }
 
 }  // namespace SDM_ISA

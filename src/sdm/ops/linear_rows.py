@@ -8,6 +8,9 @@ but the row.
 from __future__ import annotations
 
 import math
+from array import array
+from collections.abc import Sequence
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -18,6 +21,15 @@ MISSING = missing_because
 """Why this machine does not have it, if so."""
 
 _FORMATS = {torch.bfloat16: 1, torch.int8: 2}  # WeightFormat of the core; 0: as x
+_WEIGHT_DTYPES = {torch.float32: (torch.float32, *_FORMATS), torch.float64: (torch.float64,)}
+
+
+class Weights(NamedTuple):
+    """The weights of one linear layer, as `linear_rows` takes them."""
+
+    weight: Tensor  # [outputs,inputs]
+    bias: Tensor | None = None  # [outputs]
+    scale: Tensor | None = None  # [outputs]
 
 
 def linear_rows(x: Tensor, weight: Tensor, bias: Tensor | None = None, scale: Tensor | None = None) -> Tensor:
@@ -32,18 +44,8 @@ def linear_rows(x: Tensor, weight: Tensor, bias: Tensor | None = None, scale: Te
     Returns:
         y [...,outputs].
     """
+    _check(x, weight, bias, scale)
     outputs, inputs = weight.shape
-    formats = {torch.float32: (torch.float32, *_FORMATS), torch.float64: (torch.float64,)}
-    if x.shape[-1] != inputs or weight.dtype not in formats.get(x.dtype, ()):
-        raise ValueError(
-            f"x must be [...,{inputs}] in float32 or float64 and weight of its dtype, or bfloat16 or int8 for float32; "
-            f"got x {list(x.shape)} in {x.dtype} and weight in {weight.dtype}"
-        )
-    for name, vector in (("bias", bias), ("scale", scale)):
-        if vector is not None and (vector.shape != (outputs,) or vector.dtype != x.dtype):
-            raise ValueError(f"{name} must be [{outputs}] in {x.dtype}, got {list(vector.shape)} in {vector.dtype}")
-    if not all(tensor is None or tensor.is_cpu for tensor in (x, weight, bias, scale)):
-        raise ValueError(f"all tensors must be on a CPU, got x on {x.device} and weight on {weight.device}")
     x, weight = x.contiguous(), weight.contiguous()
     bias, scale = (vector if vector is None else vector.contiguous() for vector in (bias, scale))
     y = x.new_empty((*x.shape[:-1], outputs))
@@ -61,3 +63,108 @@ def linear_rows(x: Tensor, weight: Tensor, bias: Tensor | None = None, scale: Te
         y=y.data_ptr(),
     )
     return y
+
+
+def linear_group(x: Tensor, layers: Sequence[Weights]) -> Tensor:
+    """Multiply rows with several matrices in one call of the core, each as `linear_rows` does.
+
+    Returns:
+        y [...,sum of the outputs], the outputs of the layers side by side.
+    """
+    x = x.contiguous()
+    fields: list[int] = []
+    kept = []  # contiguous copies must live until the core returns
+    for layer in layers:
+        _check(x, *layer)
+        weight, bias, scale = (tensor if tensor is None else tensor.contiguous() for tensor in layer)
+        assert weight is not None
+        kept.append((weight, bias, scale))
+        addresses = (0 if tensor is None else tensor.data_ptr() for tensor in (weight, scale, bias))
+        fields += (weight.shape[0], _FORMATS.get(weight.dtype, 0), *addresses)
+    described = array("q", fields)
+    y = x.new_empty((*x.shape[:-1], sum(fields[::5])))
+    require_core().linear_group(
+        x.dtype == torch.float64,
+        threads=torch.get_num_threads(),
+        rows=math.prod(x.shape[:-1]),
+        inputs=x.shape[-1],
+        count=len(layers),
+        layers=described.buffer_info()[0],
+        x=x.data_ptr(),
+        y=y.data_ptr(),
+    )
+    return y
+
+
+def gated_mlp_rows(x: Tensor, gate: Weights, up: Weights, down: Weights) -> Tensor:
+    """Compute (silu(x gate^T) * x up^T) down^T for a few rows x [...,inputs], in one call of the core."""
+    for rows, layer in ((x, gate), (x, up), (x.new_empty(0, down.weight.shape[1]), down)):
+        _check(rows, *layer)
+    if gate.weight.shape != up.weight.shape or down.weight.shape[1] != len(up.weight):
+        raise ValueError("gate and up must have the shape [hidden,inputs] and down [outputs,hidden]")
+    layers = [tensor for layer in (gate, up, down) for tensor in layer if tensor is not None]
+    if len({layer.weight.dtype for layer in (gate, up, down)}) > 1 or any(
+        layer.bias is not None for layer in (gate, up, down)
+    ):
+        raise ValueError("the three layers must have weights of one dtype and no bias")
+    if not all(tensor.is_contiguous() for tensor in layers):
+        raise ValueError("weights must be contiguous")
+    x = x.contiguous()
+    y = x.new_empty((*x.shape[:-1], len(down.weight)))
+    require_core().gated_mlp(
+        x.dtype == torch.float64,
+        threads=torch.get_num_threads(),
+        rows=math.prod(x.shape[:-1]),
+        inputs=x.shape[-1],
+        hidden=len(up.weight),
+        outputs=len(down.weight),
+        format=_FORMATS.get(up.weight.dtype, 0),
+        x=x.data_ptr(),
+        gate=gate.weight.data_ptr(),
+        up=up.weight.data_ptr(),
+        down=down.weight.data_ptr(),
+        gate_scale=None if gate.scale is None else gate.scale.data_ptr(),
+        up_scale=None if up.scale is None else up.scale.data_ptr(),
+        down_scale=None if down.scale is None else down.scale.data_ptr(),
+        y=y.data_ptr(),
+    )
+    return y
+
+
+def rms_norm_rows(x: Tensor, weight: Tensor, eps: float) -> Tensor:
+    """Compute x weight / sqrt(mean(x^2) + eps) for a few rows x [...,size], in float32 or float64 on a CPU."""
+    size = x.shape[-1]
+    if weight.shape != (size,) or weight.dtype != x.dtype or x.dtype not in _WEIGHT_DTYPES:
+        raise ValueError(
+            f"weight must be [{size}] in the dtype of x, float32 or float64; got {list(weight.shape)} in "
+            f"{weight.dtype} and x in {x.dtype}"
+        )
+    if not x.is_cpu or not weight.is_cpu:
+        raise ValueError(f"all tensors must be on a CPU, got x on {x.device} and weight on {weight.device}")
+    x, weight = x.contiguous(), weight.contiguous()
+    y = torch.empty_like(x)
+    require_core().rms_norm(
+        x.dtype == torch.float64,
+        threads=1,
+        rows=x.numel() // size if size else 0,
+        size=size,
+        eps=eps,
+        x=x.data_ptr(),
+        weight=weight.data_ptr(),
+        y=y.data_ptr(),
+    )
+    return y
+
+
+def _check(x: Tensor, weight: Tensor, bias: Tensor | None, scale: Tensor | None) -> None:
+    outputs, inputs = weight.shape
+    if x.shape[-1] != inputs or weight.dtype not in _WEIGHT_DTYPES.get(x.dtype, ()):
+        raise ValueError(
+            f"x must be [...,{inputs}] in float32 or float64 and weight of its dtype, or bfloat16 or int8 for float32; "
+            f"got x {list(x.shape)} in {x.dtype} and weight in {weight.dtype}"
+        )
+    for name, vector in (("bias", bias), ("scale", scale)):
+        if vector is not None and (vector.shape != (outputs,) or vector.dtype != x.dtype):
+            raise ValueError(f"{name} must be [{outputs}] in {x.dtype}, got {list(vector.shape)} in {vector.dtype}")
+    if not (x.is_cpu and weight.is_cpu and (bias is None or bias.is_cpu) and (scale is None or scale.is_cpu)):
+        raise ValueError(f"all tensors must be on a CPU, got x on {x.device} and weight on {weight.device}")

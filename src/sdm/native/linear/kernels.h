@@ -58,7 +58,7 @@ SDM_INLINE void linear_block(const LinearCall<Real>& call, int64_t o, int count,
   for (; out < count; ++out) multiply<Real, Weight, 1, Rows>(weight + out * n, x, n, sums + out * L);
   for (int row = 0; row < Rows; ++row) {
     sum_each(sums + row * L * L, count, false, total);
-    Real* y = call.y + (r + row) * call.outputs + o;
+    Real* y = call.y + (r + row) * (call.y_stride ? call.y_stride : call.outputs) + o;
     for (out = 0; out < count; ++out) {
       for (int64_t i = n / L * L; i < n; ++i) total[out] += to_real(weight[out * n + i]) * x[row * n + i];
       y[out] = call.scale ? total[out] * call.scale[o + out] : total[out];

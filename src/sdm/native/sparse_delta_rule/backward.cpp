@@ -32,7 +32,8 @@ class Backward {
     }
     // Rows that leave must be kept for the way back. That pays where not all of them would stay in the cache.
     const int64_t narrow_table = call_.most_rows() * kSlabWidths[1] * 2 * sizeof(Real);
-    const Rows rows = !call_.grad_final_state && narrow_table > call_.table_bytes ? Rows::kRecycled : Rows::kOwn;
+    recycles_ = !call_.grad_final_state && narrow_table > call_.table_bytes;
+    const Rows rows = recycles_ ? Rows::kRecycled : call_.grad_final_state ? Rows::kOwn : Rows::kOwnUntilLeft;
     const int64_t fewest_slabs = (call_.channels + kSlabWidths[0] - 1) / kSlabWidths[0];
     const int64_t wanted = streams_at_once(call_.streams(), std::min(fewest_slabs, kGroups), call_.threads);
     for (int64_t first = 0, count; first < call_.streams(); first += count) {
@@ -105,6 +106,7 @@ class Backward {
       args.first_channel = slab * S;
       args.channels = std::min(S, call_.channels - args.first_channel);
       args.table = table_memory.template as<Real>();
+      args.keeps_all = recycles_;
       args.saved_rows = saved_memory.template as<Real>();
       args.kept_rows = kept_memory.template as<Real>();
       std::fill(args.table, args.table + 2 * S, Real(0));
@@ -123,8 +125,8 @@ class Backward {
       }
       kernels_.replay[kind](stream, args);
       if (call_.grad_final_state) {
-        const RowCopy copy = {prepared.touched_slots, prepared.touched_rows, prepared.born_count, args.channels, 0,
-                              call_.channels,         2 * S};
+        const RowCopy copy = {prepared.touched_slots, prepared.touched_rows, prepared.born_count, args.channels,
+                              S - args.channels,      call_.channels,        2 * S};
         const int64_t from = prepared.state_offset(call_, true) + args.first_channel;
         kernels_.gather(copy, call_.grad_final_state + from, args.table + S);
       }
@@ -187,6 +189,7 @@ class Backward {
 
   const SparseDeltaKernels<Real>& kernels_ = sparse_delta_kernels<Real>();
   const SparseDeltaBackward<Real>& call_;
+  bool recycles_ = false;
 };
 
 template <class Real>

@@ -60,35 +60,43 @@ SDM_INLINE void hand_over_gradient(const Stream<Real>& stream, const BackwardSla
 
 // Runs the writes forward again, from the initial rows to the final ones, and copies the rows that the plan saves and
 // those that leave.
-template <class Real, int S, bool Retrieves, bool PerWrite>
+template <class Real, int S, int Stride, bool Retrieves, bool PerWrite>
 SDM_INLINE void replay_slab(const Stream<Real>& stream, const BackwardSlab<Real>& slab) {
   using T = Tile<Real, S>;
+  constexpr int kBytes = S * static_cast<int>(sizeof(Real));
   const int W = stream.writes;
+  const int64_t token_stride = stream.heads * stream.channels;
+  const RowTable<Real, Stride> rows = {slab.table, Stride};
   Real* copy = slab.saved_rows;
   Real* kept = slab.kept_rows;
   for (int64_t t = 0; t < stream.tokens; ++t) {
     const int32_t* write_row = stream.write_row + t * W;
-    using Rows = Ahead<Real, S * static_cast<int>(sizeof(Real))>;
-    const Rows next_writes = {slab.table, 2 * S, write_row + W, t + 1 < stream.tokens ? W : 0};
-    const Restore* restore = stream.restore + t * W;
+    const int32_t* next = t + 1 < stream.tokens ? write_row + W : write_row;
     const Real* push = stream.push + t * stream.push_stride;
     const Real* factor = stream.factor + (PerWrite ? t * W : t);
-    const int64_t at = t * stream.heads * stream.channels + slab.first_channel;
-    fill_new_rows<S, 2 * S>(stream, t, slab.initial, slab.channels, slab.table);
+    const int64_t at = t * token_stride + slab.first_channel;
+    if (t + kTokenRowsAhead < stream.tokens) {
+      prefetch<kBytes>((Retrieves ? slab.residual : stream.value) + at + kTokenRowsAhead * token_stride);
+    }
+    fill_new_rows<S>(stream, t, slab.initial, slab.channels, rows);
     const T u = pushed<Real, S, Retrieves>(stream, slab, t, at);
-    for (int i = 0; i < W; ++i) {
-      Real* row = slab.table + int64_t{write_row[i]} * (2 * S);
-      next_writes.fetch(i);
-      if (restore[i] == Restore::kCopy) {
-        T::load_from(row).store_to(copy);
+    if (stream.saved_before[t] < stream.saved_before[t + 1]) {
+      const Restore* restore = stream.restore + t * W;
+      for (int i = 0; i < W; ++i) {
+        if (restore[i] != Restore::kCopy) continue;
+        T::load_from(rows[write_row[i]]).store_to(copy);
         copy += S;
       }
-      u.write_into(row, factor[PerWrite ? i : 0], push[i]);
+    }
+    const Real decay = factor[0];
+    for (int i = 0; i < W; ++i) {
+      prefetch<kBytes>(rows[next[i]]);
+      u.write_into(rows[write_row[i]], PerWrite ? factor[i] : decay, push[i]);
     }
     if (!stream.left_before) continue;
     const int32_t* left_row = stream.left_row + stream.left_before[t];
     for (int32_t n = stream.kept_before[t]; n < stream.kept_before[t + 1]; ++n, ++left_row, kept += S) {
-      T::load_from(slab.table + int64_t{*left_row} * (2 * S)).stream_to(kept);
+      T::load_from(rows[*left_row]).stream_to(kept);
     }
   }
   finish_streaming();
@@ -97,20 +105,18 @@ SDM_INLINE void replay_slab(const Stream<Real>& stream, const BackwardSlab<Real>
 template <class Real, int S, bool Retrieves, bool PerWrite>
 SDM_INLINE void backward_slab(const Stream<Real>& stream, const BackwardSlab<Real>& slab) {
   using T = Tile<Real, S>;
-  constexpr int L = kLanes<Real>;
+  constexpr int L = kLanes<Real>, kBytes = S * static_cast<int>(sizeof(Real));
   const int W = stream.writes, R = stream.reads;
   const int64_t token_stride = stream.heads * stream.channels;
   const int64_t partial_stride = partial_width(W, R, PerWrite);
-  Real* const table = slab.table;
+  const RowTable<Real, 2 * S> rows = {slab.table, 2 * S}, gradients = {slab.table + S, 2 * S};
   Real* const lanes = slab.lanes;
   Real* const factor_lanes = slab.lanes + int64_t{W} * L;
   for (int64_t t = stream.tokens - 1; t >= 0; --t) {
     const int32_t* write_row = stream.write_row + t * W;
     const int32_t* read_row = stream.read_row + t * R;
-    // Each loop asks for what the next one needs: the gradients of the written rows, their memory, the rows read before.
-    constexpr int kBytes = S * static_cast<int>(sizeof(Real));
-    const Ahead<Real, kBytes> gradients = {table + S, 2 * S, write_row, W}, memories = {table, 2 * S, write_row, W};
-    const Ahead<Real, 2 * kBytes> next_reads = {table, 2 * S, read_row - R, t > 0 ? R : 0};
+    const int32_t* next_write = t > 0 ? write_row - W : write_row;
+    const int32_t* next_read = t > 0 ? read_row - R : read_row;
     const Restore* restore = stream.restore + t * W;
     const Real* push = stream.push + t * stream.push_stride;
     const Real* factor = stream.factor + (PerWrite ? t * W : t);
@@ -119,34 +125,46 @@ SDM_INLINE void backward_slab(const Stream<Real>& stream, const BackwardSlab<Rea
     const int64_t at = t * token_stride + slab.first_channel;
     Real* partial = slab.partial + t * partial_stride;
 
-    if (t > 0) {
-      prefetch_range<S * static_cast<int>(sizeof(Real))>(slab.grad_y + at - token_stride);
-      if constexpr (Retrieves) prefetch_range<S * static_cast<int>(sizeof(Real))>(slab.residual + at - token_stride);
+    if (t >= kTokenRowsAhead) {
+      const int64_t ahead = at - kTokenRowsAhead * token_stride;
+      prefetch<kBytes>(slab.grad_y + ahead);
+      if constexpr (Retrieves) prefetch<kBytes>(slab.residual + ahead);
+      prefetch<kBytes>(slab.grad_value + ahead);
+      // Within a token these go forward, from token to token back: no processor foresees that.
+      prefetch_array(read_row - kTokenRowsAhead * R, R);
+      prefetch_array(read_weight - kTokenRowsAhead * stream.heads * R, R);
+      prefetch_array(write_row - kTokenRowsAhead * W, W);
+      prefetch_array(push - kTokenRowsAhead * stream.push_stride, W);
+      prefetch_array(restore - kTokenRowsAhead * W, W);
+      prefetch_array(partial - kTokenRowsAhead * partial_stride, partial_stride);
     }
     if (stream.left_before) return_rows<Real, S>(stream, slab, t);
     const T dy = load_channels<Real, S>(slab.grad_y + at, slab.channels);
     for (int j = 0; j < R; ++j) {
-      Real* memory = table + int64_t{read_row[j]} * (2 * S);
+      Real* memory = rows[read_row[j]];
       Real* gradient = memory + S;
-      gradients.fetch(j);
+      prefetch<2 * kBytes>(rows[next_read[j]]);
       const Vector<Real> q = broadcast<Real>(read_weight[j]);
       Vector<Real> dot = {};
+#pragma GCC unroll 16
       for (int v = 0; v < T::V; ++v) {
         dot += load(memory + v * L) * dy.v[v];
         store(gradient + v * L, load(gradient + v * L) + q * dy.v[v]);
       }
       store(lanes + j * L, dot);
     }
-    gradients.fetch_from(R);
     sum_each<Real>(lanes, R, slab.accumulate, partial + W);
 
     const T u = pushed<Real, S, Retrieves>(stream, slab, t, at);
-    T du = {};
+    T du;
+#pragma GCC unroll 16
+    for (int v = 0; v < T::V; ++v) du.v[v] = Vector<Real>{};
     for (int i = 0; i < W; ++i) {
-      const Real* gradient = table + int64_t{write_row[i]} * (2 * S) + S;
-      memories.fetch(i);
+      const Real* gradient = gradients[write_row[i]];
+      prefetch<kBytes>(gradients[next_write[i]]);
       const Vector<Real> k = broadcast<Real>(push[i]);
       Vector<Real> dot = {};
+#pragma GCC unroll 16
       for (int v = 0; v < T::V; ++v) {
         const Vector<Real> g = load(gradient + v * L);
         dot += g * u.v[v];
@@ -170,20 +188,24 @@ SDM_INLINE void backward_slab(const Stream<Real>& stream, const BackwardSlab<Rea
     const T undone = horizontal_sum<Real>(finite) == 0 ? u : T{};
     const Real* copy = slab.saved_rows + stream.saved_before[t] * S;
     Vector<Real> decay_lanes = {};
+    const Real decay = factor[0], grown = inverse[0];
     for (int i = 0; i < W; ++i) {
-      Real* memory = table + int64_t{write_row[i]} * (2 * S);
+      Real* memory = rows[write_row[i]];
       Real* gradient = memory + S;
-      next_reads.fetch(i);
-      // Looked up, not branched to: how a row is restored is as good as random to the branch predictor.
-      const int how = static_cast<int>(restore[i]);
-      const Real* const sources[3] = {memory, copy, table};  // row 0 is zero
-      const Real* from = sources[how];
-      copy += (restore[i] == Restore::kCopy) * S;
-      const Real inverted = inverse[PerWrite ? i : 0];
-      const Real scales[3] = {inverted, Real(1), Real(1)}, undos[3] = {push[i] * inverted, Real(0), Real(0)};
-      const Vector<Real> grow = broadcast<Real>(scales[how]), undo = broadcast<Real>(undos[how]);
-      const Vector<Real> f = broadcast<Real>(factor[PerWrite ? i : 0]), k = broadcast<Real>(push[i]);
+      prefetch<kBytes>(rows[next_write[i]]);
+      const Real* from = memory;
+      Real scale = PerWrite ? inverse[i] : grown, undone_push = push[i] * scale;
+      if (__builtin_expect(restore[i] != Restore::kInvert, 0)) {
+        const bool is_copy = restore[i] == Restore::kCopy;
+        from = is_copy ? copy : slab.table;  // row 0 is zero
+        copy += is_copy * S;
+        scale = 1;
+        undone_push = 0;
+      }
+      const Vector<Real> grow = broadcast<Real>(scale), undo = broadcast<Real>(undone_push);
+      const Vector<Real> f = broadcast<Real>(PerWrite ? factor[i] : decay), k = broadcast<Real>(push[i]);
       Vector<Real> dot = {}, factor_dot = {};
+#pragma GCC unroll 16
       for (int v = 0; v < T::V; ++v) {
         const Vector<Real> before = grow * load(from + v * L) - undo * undone.v[v];
         Vector<Real> g = load(gradient + v * L);
@@ -204,7 +226,6 @@ SDM_INLINE void backward_slab(const Stream<Real>& stream, const BackwardSlab<Rea
         decay_lanes += factor_dot;
       }
     }
-    next_reads.fetch_from(W);
     sum_each<Real>(lanes, W, slab.accumulate, partial);
     if constexpr (PerWrite) {
       sum_each<Real>(factor_lanes, W, slab.accumulate, partial + W + R);
@@ -220,11 +241,18 @@ SDM_INLINE void backward_slab(const Stream<Real>& stream, const BackwardSlab<Rea
   finish_streaming();
 }
 
+template <class Real, int S, int Stride>
+void replay_rules(const Stream<Real>& stream, const BackwardSlab<Real>& slab) {
+  if (!stream.retrieves) return replay_slab<Real, S, Stride, false, true>(stream, slab);
+  if (stream.factor_per_write) return replay_slab<Real, S, Stride, true, true>(stream, slab);
+  return replay_slab<Real, S, Stride, true, false>(stream, slab);
+}
+
+// Rows of the replay need no room for gradients where the walk back gets all of them from the kept ones.
 template <class Real, int S>
 void replay(const Stream<Real>& stream, const BackwardSlab<Real>& slab) {
-  if (!stream.retrieves) return replay_slab<Real, S, false, true>(stream, slab);
-  if (stream.factor_per_write) return replay_slab<Real, S, true, true>(stream, slab);
-  return replay_slab<Real, S, true, false>(stream, slab);
+  if (slab.keeps_all) return replay_rules<Real, S, S>(stream, slab);
+  return replay_rules<Real, S, 2 * S>(stream, slab);
 }
 
 template <class Real, int S>

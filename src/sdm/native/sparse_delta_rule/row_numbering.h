@@ -15,14 +15,15 @@ template <class Real>
 class RowNumbering {
  public:
   // Turns the slots of `tokens` into rows. starts_at_zero: there is no initial state.
-  RowNumbering(PreparedStream<Real>& prepared, const CheckedTokens<Real>& tokens, int64_t slots, bool recycles,
+  RowNumbering(PreparedStream<Real>& prepared, const CheckedTokens<Real>& tokens, int64_t slots, Rows rows,
                bool starts_at_zero)
       : prepared_(prepared),
         tokens_(tokens),
         writes_(prepared.stream.tokens * prepared.stream.writes),
         reads_(prepared.stream.tokens * prepared.stream.reads),
         slots_(slots),
-        recycles_(recycles),
+        recycles_(rows == Rows::kRecycled),
+        lists_left_(recycles_ || rows == Rows::kOwnUntilLeft),
         starts_at_zero_(starts_at_zero) {
     const Stream<Real>& stream = prepared.stream;
     if (slots / kSlotsPerVisit > writes_ + reads_) leave_out_unvisited();
@@ -32,7 +33,7 @@ class RowNumbering {
     born_before_ = prepared.template allocate<int32_t>(stream.tokens + 1);
     born_row_ = prepared.template allocate<int32_t>(most);
     born_slot_ = prepared.template allocate<int32_t>(most);
-    if (!recycles_) return;
+    if (!lists_left_) return;
     left_before_ = prepared.template allocate<int32_t>(stream.tokens + 1);
     kept_before_ = prepared.template allocate<int32_t>(stream.tokens + 1);
     left_row_ = prepared.template allocate<int32_t>(most);
@@ -41,11 +42,11 @@ class RowNumbering {
   void run() {
     Stream<Real>& stream = prepared_.stream;
     const int32_t W = stream.writes, R = stream.reads;
-    if (recycles_) mark_last_visits();
+    if (lists_left_) mark_last_visits();
     std::vector<int32_t> unneeded;
     for (int64_t t = 0; t < stream.tokens; ++t) {
       born_before_[t] = born_;
-      if (recycles_) left_before_[t] = left_, kept_before_[t] = kept_;
+      if (lists_left_) left_before_[t] = left_, kept_before_[t] = kept_;
       for (int64_t i = t * W; i < (t + 1) * W; ++i) {
         int32_t& cell = tokens_.write_row[i];
         const Visit visit(cell);
@@ -72,14 +73,14 @@ class RowNumbering {
         const int32_t row = cell = is_new ? bear(visit.slot) : row_of_slot_[visit.slot];
         if (visit.is_last) left_row_[left_++] = row;
       }
-      if (!recycles_) continue;
-      kept_ += left_ - left_before_[t];
+      if (!lists_left_) continue;
+      if (recycles_) kept_ += left_ - left_before_[t];
       for (const int32_t row : unneeded) left_row_[left_++] = row;
       unneeded.clear();
-      free_.insert(free_.end(), left_row_ + left_before_[t], left_row_ + left_);
+      if (recycles_) free_.insert(free_.end(), left_row_ + left_before_[t], left_row_ + left_);
     }
     born_before_[stream.tokens] = born_;
-    if (recycles_) left_before_[stream.tokens] = left_, kept_before_[stream.tokens] = kept_;
+    if (lists_left_) left_before_[stream.tokens] = left_, kept_before_[stream.tokens] = kept_;
     stream.born_before = born_before_;
     stream.born_row = born_row_;
     stream.born_slot = born_slot_;
@@ -167,7 +168,7 @@ class RowNumbering {
   const CheckedTokens<Real>& tokens_;
   const int64_t writes_, reads_;
   int64_t slots_;
-  const bool recycles_, starts_at_zero_;
+  const bool recycles_, lists_left_, starts_at_zero_;
   std::vector<int32_t> visited_;  // the slots that tokens come to, ascending; empty: all count
   int32_t *born_before_ = nullptr, *born_row_ = nullptr, *born_slot_ = nullptr;
   int32_t *left_before_ = nullptr, *left_row_ = nullptr, *kept_before_ = nullptr;

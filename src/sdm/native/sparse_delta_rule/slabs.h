@@ -42,7 +42,7 @@ struct Stream {
   const int32_t* born_before;  // [tokens + 1] how many slots are born before token t
   const int32_t* born_row;     // [born] in the order of time
   const int32_t* born_slot;    // [born]
-  const int32_t* left_before;  // [tokens + 1] how many slots have left before token t; null: none ever does
+  const int32_t* left_before;  // [tokens + 1] how many slots have left before token t; null: not listed
   const int32_t* left_row;     // [left] in the order of time
   const int32_t* kept_before;  // [tokens + 1] of those that have left, how many rows backward needs again
   const Real* factor;         // [tokens] or [tokens, W]
@@ -75,7 +75,8 @@ struct BackwardSlab {
   int64_t first_channel;
   int64_t channels;
   Real* table;            // [rows, 2, S]
-  const Real* initial;    // as in ForwardSlab; the gradient starts as zeros
+  const Real* initial;    // as in ForwardSlab; the gradient starts as zeros when a slot that left comes back
+  bool keeps_all;         // every row leaves and is kept if it is needed: nobody looks at the table after the replay
   Real* saved_rows;       // [saved, S] rows before a write, for Restore::kCopy
   Real* kept_rows;        // [kept, S] rows as they left
   const Real* residual;

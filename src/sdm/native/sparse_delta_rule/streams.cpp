@@ -81,7 +81,7 @@ std::vector<PreparedStream<Real>> prepare(const SparseDeltaCall<Real>& call, int
   error.rethrow();
   if (rows == Rows::kSlots) return set;
   parallel_for(count, call.threads, [&](int64_t n) {
-    RowNumbering<Real>(set[n], tokens[n], call.slots, rows == Rows::kRecycled, !call.initial_state).run();
+    RowNumbering<Real>(set[n], tokens[n], call.slots, rows, !call.initial_state).run();
     if (!plan) return;
     auto* saved_before = set[n].template allocate<int64_t>(set[n].stream.tokens + 1);
     set[n].saved_count = InversionPlanner<Real>(*plan, set[n], tokens[n].size).run(tokens[n].restore, saved_before);

@@ -13,9 +13,10 @@
 namespace sdm {
 
 enum class Rows {
-  kSlots,     // rows are the slots themselves: for tables updated in place
-  kOwn,       // every slot that is born has a row of its own
-  kRecycled,  // rows of slots that left go to slots born later
+  kSlots,         // rows are the slots themselves: for tables updated in place
+  kOwn,           // every slot that is born has a row of its own
+  kOwnUntilLeft,  // the same, and after which token a slot leaves is listed
+  kRecycled,      // rows of slots that left go to slots born later
 };
 
 // One sequence and head, with the arrays that its Stream points into.
