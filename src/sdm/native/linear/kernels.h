@@ -49,8 +49,9 @@ SDM_INLINE void linear_block(const LinearCall<Real>& call, int64_t o, int count,
   const Weight* weight = static_cast<const Weight*>(call.weight) + o * n;
   const Real* x = call.x + r * n;
   Real sums[Rows * L * L], total[L];
-  // One row waits for memory, which is fastest as a single stream; several rows for arithmetic on what is in registers.
-  constexpr int Outputs = Rows == 1 ? 1 : 4;
+  // One row of wide weights waits for memory, which is fastest as a single stream. Several rows wait for arithmetic on what
+  // is in registers, and narrow weights for the chain of additions of an output: four of them run side by side.
+  constexpr int Outputs = Rows == 1 && sizeof(Weight) >= sizeof(float) ? 1 : 4;
   int out = 0;
   for (; out + Outputs <= count; out += Outputs) {
     multiply<Real, Weight, Outputs, Rows>(weight + out * n, x, n, sums + out * L);
