@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import ctypes
 import weakref
+from collections import deque
 from collections.abc import Callable
 from typing import Any, NamedTuple, TypeAlias
 
@@ -307,23 +308,25 @@ class _TableMemory:
     smallest, most_kept = 16 << 20, 256 << 20
 
     def __init__(self) -> None:
-        self._free: list[Tensor] = []
+        self._free: dict[int, deque[Tensor]] = {}  # by bytes; any thread may lend or take back
 
     def empty_like(self, x: Tensor, memory_format: torch.memory_format) -> Tensor:
         """As `torch.empty_like` for a dense tensor on the CPU."""
         if x.nbytes < self.smallest or type(x) not in (Tensor, torch.nn.Parameter):
             return torch.empty_like(x, memory_format=memory_format)
-        fitting = [i for i, memory in enumerate(self._free) if memory.numel() == x.nbytes]
-        place = fitting[-1] if fitting else None  # the last one that went out of use
-        memory = torch.empty(x.nbytes, dtype=torch.uint8) if place is None else self._free.pop(place)
+        try:
+            memory = self._free.setdefault(x.nbytes, deque()).pop()  # the last one that went out of use
+        except IndexError:
+            memory = torch.empty(x.nbytes, dtype=torch.uint8)
         # torch holds the array as long as a tensor uses its bytes, and nobody else does.
         lent = (ctypes.c_byte * x.nbytes).from_address(memory.data_ptr())
         weakref.finalize(lent, self._take_back, memory).atexit = False
         return torch.frombuffer(lent, dtype=x.dtype).view(x.shape)
 
     def _take_back(self, memory: Tensor) -> None:
-        if sum(kept.numel() for kept in self._free) + memory.numel() <= self.most_kept:
-            self._free.append(memory)
+        kept = sum(size * len(free) for size, free in list(self._free.items()))
+        if kept + memory.numel() <= self.most_kept:
+            self._free[memory.numel()].append(memory)
 
 
 _table_memory = _TableMemory()
