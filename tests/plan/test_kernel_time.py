@@ -93,7 +93,7 @@ def test_plans_need_no_triton() -> None:
     """The same numbers come out where Triton cannot be imported."""
     script = (
         "import sys; sys.modules['triton'] = None\n"
-        "from sdm.models.ladder import ladder; from sdm.plan import *; from sdm.run.mesh import Mesh\n"
+        "from sdm.models import ladder; from sdm.plan import *; from sdm.run.mesh import Mesh\n"
         "print(make_plan(Workload(ladder(1), Mesh(), 8192, 1, 1), ACCELERATORS['a100']).memory)"
     )
     result = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True)
