@@ -125,6 +125,8 @@ def project_together(x: Tensor, *layers: nn.Module) -> Tensor | None:
         The outputs side by side, [...,sum of the outputs]; None where they must be called one by one, because one of
         them is neither `DecodeLinear` nor `Float32Linear` or has a hook, or because x is not of a step.
     """
+    if torch.compiler.is_compiling():  # a graph has the products one by one
+        return None
     weights = [_weights_of(layer) for layer in layers]
     if not _is_step(x) or None in weights:
         return None
