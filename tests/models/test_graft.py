@@ -58,6 +58,29 @@ def brute_force(model: Any, ids: Tensor, count: int = 8) -> Tensor:
 GREEDY = {"max_new_tokens": 8, "do_sample": False, "pad_token_id": 0, "eos_token_id": None}
 
 
+def test_defaults_are_the_middle_block_and_readings_that_keep_their_size() -> None:
+    model: Any = sdm.graft(llama())
+    assert model.graft_config.layers == (1,)  # of three
+    memory = model.memories()[1].layer
+    reading = torch.full((1, memory.num_heads, memory.head_dim), 1e-3)
+    assert torch.allclose(memory.output_norm(reading), reading, rtol=1e-5)
+    as_a_layer: Any = sdm.graft(llama(), norm_eps=1e-6)
+    assert as_a_layer.memories()[1].layer.output_norm(reading).mean() > 0.7
+
+
+@pytest.mark.parametrize("kind", ["sdm", "gdn"])
+def test_norm_of_readings_is_saved_and_loaded(kind: str, tmp_path: Path) -> None:
+    model: Any = sdm.graft(llama(), kind=kind, norm_eps=0.25)
+    model.save_pretrained(tmp_path)
+    loaded: Any = sdm.load_grafted(tmp_path)
+    assert [memory.layer.output_norm.eps for memory in loaded.memories().values()] == [0.25]
+    # A file that does not name it holds a memory that was trained with the norm of a layer of its own.
+    config = json.loads((tmp_path / "config.json").read_text())
+    del config["graft"]["norm_eps"]
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    assert sdm.load_grafted(tmp_path).graft_config.norm_eps == 1e-6
+
+
 @every_model
 @torch.no_grad()
 def test_untrained_graft_changes_no_bit(build: Callable[[], PreTrainedModel]) -> None:
@@ -298,6 +321,8 @@ def bidirectional() -> Any:
         (llama, {"num_writes": 2000}, "num_writes"),
         (llama, {"num_reads": 0}, "num_reads"),
         (llama, {"key_convolution": -1}, "key_convolution"),
+        (llama, {"norm_eps": 0.0}, "norm_eps must be a positive number, got 0.0"),
+        (llama, {"norm_eps": float("nan")}, "norm_eps"),
         (llama, {"attention_window": 0}, "attention_window"),
         (llama, {"attention_window": 4, "attention_sinks": -1}, "attention_sinks"),
         (mamba, {"attention_window": 4}, "none to limit"),

@@ -65,6 +65,8 @@ class GraftConfig:
     """Taps of the convolution that keys come from, which starts as the token before; 0: none."""
     tie_query_initialization: bool = True
     """Whether W_q starts equal to W_k."""
+    norm_eps: float = 1.0
+    """Added to the mean square of what a head reads before it is normalised."""
     attention_window: int | None = None
     """Tokens that full attention sees; None: all."""
     attention_sinks: int = 0
@@ -96,7 +98,7 @@ class GraftCost:
 
 def graft(
     model: PreTrainedModel,
-    layers: Sequence[int] = (0,),
+    layers: Sequence[int] | None = None,
     *,
     kind: str = "sdm",
     num_heads: int | None = None,
@@ -106,6 +108,7 @@ def graft(
     learned_initial_state: bool = True,
     key_convolution: int = 4,
     tie_query_initialization: bool = True,
+    norm_eps: float = 1.0,
     attention_window: int | None = None,
     attention_sinks: int = 0,
     freeze_base: bool = True,
@@ -117,7 +120,7 @@ def graft(
 
     Args:
         model: a causal LM of transformers, neither quantised nor offloaded nor tensor-parallel.
-        layers: indices of the blocks that get a memory. The first block is the best place.
+        layers: indices of the blocks that get a memory. By default the one in the middle.
         kind: "sdm", or "gdn" for a gated delta net to compare with.
         num_heads: heads of each memory. By default one for 256 channels of the model, as near as its width allows.
         num_slots: slots per head, a square. By default (channels of a head / 4)^2, and at least 1,024.
@@ -127,6 +130,8 @@ def graft(
         key_convolution: taps of a convolution that the keys come from, which starts as the token before. 0 leaves it
             out: the memory then hardly learns beside a frozen base.
         tie_query_initialization: start with W_q equal to W_k.
+        norm_eps: added to the mean square of what a head reads before it is normalised. At 1 a small reading, that of a
+            key that was never written, stays small; at 1e-6, as in a layer of its own, it becomes noise of full size.
         attention_window: limit full attention to so many tokens, for decoding at constant cost.
         attention_sinks: first tokens of a stream that windowed attention sees too.
         freeze_base: train the memories only.
@@ -143,6 +148,8 @@ def graft(
     if _is_grafted(model):
         raise UserError("model is grafted already; name all blocks in one call, or call sdm.ungraft(model) first")
     check_base(model)
+    if layers is None:
+        layers = (len(blocks(model)) // 2,)
     if isinstance(layers, str) or not isinstance(layers, Sequence):
         raise UserError(f"layers must be a list of indices of blocks, such as [0], got {layers!r}")
     width = hidden_size(model)
@@ -157,6 +164,7 @@ def graft(
         learned_initial_state=learned_initial_state,
         key_convolution=key_convolution,
         tie_query_initialization=tie_query_initialization,
+        norm_eps=norm_eps,
         attention_window=attention_window,
         attention_sinks=attention_sinks,
         freeze_base=freeze_base,
@@ -248,6 +256,7 @@ def build_memory(width: int, config: GraftConfig) -> GraftedMemory:
         with torch.no_grad():
             layer.query_proj.weight.copy_(layer.key_proj.weight)
     nn.init.zeros_(layer.out_proj.weight)
+    layer.output_norm.eps = config.norm_eps
     return ShiftedKeys(layer, config.key_convolution) if config.key_convolution else layer
 
 
@@ -304,6 +313,8 @@ def check_config(config: GraftConfig, num_blocks: int) -> None:
     if config.attention_window is not None:
         check_size(attention_window=config.attention_window)
     check_not_negative(attention_sinks=config.attention_sinks)
+    if not 0 < config.norm_eps < math.inf:
+        raise UserError(f"norm_eps must be a positive number, got {config.norm_eps}")
     if config.attention_sinks and config.attention_window is None:
         raise UserError("attention_sinks needs an attention_window")
 
@@ -386,4 +397,5 @@ def from_json(fields: dict[str, object], where: str) -> GraftConfig:
     layers = fields.get("layers")
     if set(fields) - known or not isinstance(layers, list):
         raise UserError(f"{where} does not describe a graft that this version knows: {sorted(set(fields) - known)}")
-    return GraftConfig(**{**fields, "layers": tuple(layers)})  # type: ignore[arg-type]
+    # Files from before the field was there hold memories that were trained with the norm of a layer of its own.
+    return GraftConfig(**{"norm_eps": 1e-6, **fields, "layers": tuple(layers)})  # type: ignore[arg-type]

@@ -56,31 +56,47 @@ class Method:
     """A way to train a base."""
 
     label: str
-    rate: float
-    """Learning rate, the best of `grid` on the validation documents of the first base."""
     fields: Mapping[str, Any]
     """Of `AdaptConfig`."""
-    grid: Sequence[float] = ()
-    """Rates that are tried; methods without a grid take those of the method that they extend."""
+    kin: str
+    """The method whose learning rate it takes: itself, or the one that it extends."""
     round: int = 5
     """When its runs begin: those that the targets are about come first, so that a study that is stopped has them."""
 
 
-_PLAIN = {"learned_initial_state": False}
-FULL_RATE, MEMORY_RATE, GDN_RATE = 1e-4, 5e-3, 1e-2
-_ALL = {"freeze_base": False, "base_lr": FULL_RATE}
+_NULL, _GDN, _ALL = {"learned_initial_state": False}, {"memory": "gdn"}, {"freeze_base": False}
 METHODS = {
-    "sdm": Method("SDM graft, base frozen", MEMORY_RATE, _PLAIN, (2.5e-3, 5e-3, 1e-2, 2e-2), 1),
-    "gdn": Method("GDN graft, base frozen", GDN_RATE, {"memory": "gdn"}, (5e-3, 1e-2, 2e-2), 1),
-    "full": Method("full fine-tuning", FULL_RATE, {"method": "full"}, (5e-5, 1e-4, 2.5e-4, 5e-4, 1e-3), 1),
-    "sdm-m0": Method("SDM graft with M0, base frozen", MEMORY_RATE, {}, round=3),
-    "sdm-distill": Method("SDM graft, base frozen, distilled", MEMORY_RATE, _PLAIN | {"distill": 1.0}, round=3),
-    "lora-4": Method("LoRA, rank 4", 5e-4, {"method": "lora", "lora_rank": 4}, (2.5e-4, 5e-4, 1e-3, 2e-3, 5e-3), 3),
-    "lora-16": Method("LoRA, rank 16", 5e-4, {"method": "lora", "lora_rank": 16}),
-    "sdm-all": Method("SDM graft, everything trained", MEMORY_RATE, _PLAIN | _ALL),
-    "sdm-m0-all": Method("SDM graft with M0, everything trained", MEMORY_RATE, _ALL),
-    "gdn-all": Method("GDN graft, everything trained", GDN_RATE, {"memory": "gdn"} | _ALL),
+    "sdm": Method("SDM graft, base frozen", _NULL, "sdm", 1),
+    "gdn": Method("GDN graft, base frozen", _GDN, "gdn", 1),
+    "full": Method("full fine-tuning", {"method": "full"}, "full", 1),
+    "sdm-m0": Method("SDM graft with M0, base frozen", {}, "sdm", 3),
+    "sdm-distill": Method("SDM graft, base frozen, distilled", _NULL | {"distill": 1.0}, "sdm"),
+    "lora-4": Method("LoRA, rank 4", {"method": "lora", "lora_rank": 4}, "lora-4", 3),
+    "lora-16": Method("LoRA, rank 16", {"method": "lora", "lora_rank": 16}, "lora-4", 3),
+    "sdm-all": Method("SDM graft, everything trained", _NULL | _ALL, "sdm", 4),
+    "sdm-m0-all": Method("SDM graft with M0, everything trained", _ALL, "sdm"),
+    "gdn-all": Method("GDN graft, everything trained", _GDN | _ALL, "gdn", 4),
 }
+GRIDS: dict[str, Sequence[float]] = {
+    "sdm": (2.5e-3, 5e-3, 1e-2, 2e-2),
+    "gdn": (5e-3, 1e-2, 2e-2),
+    "full": (5e-5, 1e-4, 2.5e-4, 5e-4, 1e-3),
+    "lora-4": (2.5e-4, 5e-4, 1e-3, 2e-3, 5e-3),
+}
+"""Learning rates that are tried, by the method."""
+RATES = {
+    "mistral": {"sdm": 5e-3, "gdn": 1e-2, "full": 1e-4, "lora-4": 5e-4},
+    "qwen3": {"sdm": 5e-3, "gdn": 1e-2, "full": 1e-4, "lora-4": 5e-4},
+}
+"""By base and method: the best rate of the grid on the validation documents."""
+PLACES: dict[str, tuple[str, Mapping[str, Any]]] = {
+    "block0": ("in block 0", {"layers": (0,)}),
+    "block1": ("in block 1", {"layers": (1,)}),
+    "block2": ("in block 2, the default", {}),
+    "block3": ("in block 3", {"layers": (3,)}),
+    "norm": ("in block 2, readings normalised (norm_eps 1e-6)", {"norm_eps": 1e-6}),
+}
+"""Where the memory of `sdm` is, and what its readings pass; compared on validation documents."""
 ON_TASK = ("full", "lora-16", "gdn", "sdm", "sdm-all", "gdn-all")
 
 

@@ -26,7 +26,8 @@ from sdm.run.folder import EXPORT
 # Settings that are arguments of sdm.graft.
 _GRAFT = (
     *("layers", "num_heads", "num_slots", "num_writes", "num_reads", "learned_initial_state"),
-    *("key_convolution", "tie_query_initialization", "attention_window", "attention_sinks", "freeze_base"),
+    *("key_convolution", "tie_query_initialization", "norm_eps"),
+    *("attention_window", "attention_sinks", "freeze_base"),
 )
 
 

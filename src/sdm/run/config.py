@@ -223,8 +223,8 @@ class AdaptConfig:
     method: Literal["graft", "lora", "full"] = "graft"
     """graft: memories in parallel to attention (sdm.graft); lora: PEFT's adapters on all linear layers; full: the
     weights of the base."""
-    layers: tuple[int, ...] = (0,)
-    """Blocks that get a memory."""
+    layers: tuple[int, ...] | None = None
+    """Blocks that get a memory; None: the one in the middle."""
     memory: Literal["sdm", "gdn"] = "sdm"
     """Kind of the memories; gdn: a gated delta net to compare with."""
     num_heads: int | None = None
@@ -241,6 +241,8 @@ class AdaptConfig:
     """Taps of the convolution that keys come from, which starts as the token before; 0: none (ours)."""
     tie_query_initialization: bool = True
     """Start with W_q equal to W_k (ours)."""
+    norm_eps: float = 1.0
+    """Added to the mean square of what a head reads before it is normalised; at 1, small readings stay small (ours)."""
     attention_window: int | None = None
     """Limit full attention to so many tokens; None: leave it as it is."""
     attention_sinks: int = 0
