@@ -73,6 +73,6 @@ def test_tables_say_what_is_missing() -> None:
     rows = table(measured, "", every(MODELS), {"seeds": seeds_cell("recall"), "K": accuracy}, "").rows
     assert rows == [("SDM", "2", "50.0 ± 0.0%"), ("SDM", "0", "missing"), ("SDM", "0", "missing")]
     assert mean_cell(measurement="position", missing="-")(measured, MODELS[1e-3]) == "-", "it is not measured at all"
-    grid = grid_table("", {"SDM": {1: MODELS[1e-3]}}, {1: "one", 2: "two"}, lambda key, variant: f"{key}", "")
+    grid = grid_table("", {"SDM": {1: MODELS[1e-3]}}, {1: "one", 2: "two"}, lambda variant: variant.label, "")
     assert grid.columns == ("model", "one", "two")
-    assert grid.rows == [("SDM", "1", "-")]
+    assert grid.rows == [("SDM", "SDM", "-")]

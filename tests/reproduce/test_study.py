@@ -16,7 +16,7 @@ from sdm.evaluation.statistics import weighted_mean
 from sdm.reproduce.exhibits import loss_claim
 from sdm.reproduce.jobs import Outcome, study_lock
 from sdm.reproduce.run_study import run_study, study_page
-from sdm.reproduce.sections.loss import comparison_section, position_section
+from sdm.reproduce.sections.loss import Comparison, position_section
 from sdm.reproduce.sections.memory import cost_section
 from sdm.reproduce.study import (
     RULE,
@@ -182,7 +182,7 @@ def small_study(folder: Path, broken: bool = False) -> Study:
     speed = Speed(lengths=(16, 32), repeats=1, new_tokens=2)
     models = {"sdm": sdm, "gdn": gdn, "full_attention": gdn}
     sections = (
-        comparison_section(Section("loss", "Loss", "Text.", "Paper."), (sdm, gdn), [loss_claim(sdm, gdn, "-1")]),
+        Comparison("loss", "Loss", "Text.", "Paper.", claims=[loss_claim(sdm, gdn, "-1")], variants=(sdm, gdn)),
         cost_section((), models, speed),
     )
     return Study("small", "Small", "Lead.", {"all": [sdm, gdn]}, sections, [sdm, gdn], speed, round_of=by_seed)

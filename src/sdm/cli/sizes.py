@@ -169,10 +169,10 @@ class Plan(Command):
             self.gpu,
             self.sequence_length,
             self.batch_tokens,
-            self.rows,
-            self.precision,
-            self.checkpointing,
-            self.keep_weights,
+            rows=self.rows,
+            precision=self.precision,
+            checkpointing=self.checkpointing,
+            keep_weights=self.keep_weights,
         )
         if self.json:
             show_json(plan_rows(made))

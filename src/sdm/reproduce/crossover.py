@@ -15,10 +15,10 @@ from sdm.evaluation.induction import Induction
 from sdm.evaluation.measurement import Measurement
 from sdm.evaluation.position import Position
 from sdm.evaluation.report import Chart, Grid, Reference, Table
-from sdm.reproduce.exhibits import PAIRED, curves, loss_claim, validation_summary
+from sdm.reproduce.exhibits import PAIRED, curves, difference_curve, loss_claim, validation_summary
 from sdm.reproduce.quick import WORDS
 from sdm.reproduce.recipes.code import LENGTH, PLAIN_DEVIATIONS, Text, plain_code
-from sdm.reproduce.sections.loss import comparison_section
+from sdm.reproduce.sections.loss import Comparison
 from sdm.reproduce.study import (
     WRITE_RULE,
     Exhibit,
@@ -29,6 +29,7 @@ from sdm.reproduce.study import (
     every,
     shown,
     stretch,
+    whole,
 )
 from sdm.run.config import TrainConfig
 
@@ -44,7 +45,9 @@ MEASUREMENTS: dict[Text, dict[str, Measurement]] = {
 SHORT = 512  # steps to which every change is trained
 SHORTEST_BRANCH = 200  # steps: all longer runs have the same warmup
 BASELINE, RIVAL = "sdm", "gdn"
+DEVIATIONS = (WRITE_RULE, *PLAIN_DEVIATIONS)
 Curve = dict[tuple[int, int], Variant]
+"""Models by width and number of steps."""
 
 
 @dataclass(frozen=True)
@@ -52,7 +55,6 @@ class Change:
     """A change of the plain recipe that costs no FLOPs worth counting."""
 
     label: str
-    layer: str
     model: Mapping[str, Any] = field(default_factory=dict)
     """Fields of the model."""
     optim: Mapping[str, Any] = field(default_factory=dict)
@@ -60,34 +62,33 @@ class Change:
 
 
 _PREVIOUS_TOKEN = {"key_convolution": 4, "tie_query_initialization": True}
-CHANGES = {
-    "sdm": Change("SDM, plain", "sdm"),
-    "gdn": Change("GDN, plain", "gdn"),
-    "sdm-keys": Change("SDM, keys start at the token before, W_q = W_k", "sdm", _PREVIOUS_TOKEN),
+CHANGES = {  # by the layer, and a name of the change
+    "sdm": Change("SDM, plain"),
+    "gdn": Change("GDN, plain"),
+    "sdm-keys": Change("SDM, keys start at the token before, W_q = W_k", _PREVIOUS_TOKEN),
     "gdn-shift": Change(
         "GDN, its convolutions start as a shift, W_q = W_k",
-        "gdn",
         {"shift_convolution": True, "tie_query_initialization": True},
     ),
-    "gdn-keys": Change("GDN, keys start at the token before, W_q = W_k", "gdn", _PREVIOUS_TOKEN),
+    "gdn-keys": Change("GDN, keys start at the token before, W_q = W_k", _PREVIOUS_TOKEN),
     "gdn-keys-alone": Change(
-        "GDN, the same keys instead of its convolutions", "gdn", {**_PREVIOUS_TOKEN, "short_convolution": 0}
+        "GDN, the same keys instead of its convolutions", {**_PREVIOUS_TOKEN, "short_convolution": 0}
     ),
-    "gdn-no-convolution": Change("GDN without its convolutions", "gdn", {"short_convolution": 0}),
-    "sdm-tied": Change("SDM, W_q = W_k", "sdm", {"tie_query_initialization": True}),
-    "sdm-null": Change("SDM, M0 null", "sdm", {"learned_initial_state": False}),
-    "sdm-large": Change("SDM, M0 at 0.125", "sdm", {"initial_state_std": 0.125}),
-    "sdm-sharp": Change("SDM, temperature 0.3", "sdm", {"memory_temperature": 0.3}),
-    "sdm-normalised": Change("SDM, scores RMS-normalised", "sdm", {"normalize_scores": True}),
-    "sdm-batch-norm": Change("SDM, read scores batch-normalised", "sdm", {"query_batch_norm": True}),
-    "sdm-l2": Change("SDM, weights of norm 1 instead of softmax", "sdm", {"memory_weighting": "l2"}),
-    "sdm-silu": Change("SDM, SiLU as output gate", "sdm", {"memory_output_gate": "silu"}),
-    "sdm-slow": Change("SDM, learning rate 2.5e-3", "sdm", optim={"lr": 2.5e-3}),
-    "sdm-fast": Change("SDM, learning rate 1e-2", "sdm", optim={"lr": 1e-2}),
-    "gdn-slow": Change("GDN, learning rate 2.5e-3", "gdn", optim={"lr": 2.5e-3}),
-    "gdn-fast": Change("GDN, learning rate 1e-2", "gdn", optim={"lr": 1e-2}),
-    "gdn-faster": Change("GDN, learning rate 2e-2", "gdn", optim={"lr": 2e-2}),
-    "sdm-fast-state": Change("SDM, M0 at a learning rate of 5e-2", "sdm", optim={"initial_state_lr": 5e-2}),
+    "gdn-no-convolution": Change("GDN without its convolutions", {"short_convolution": 0}),
+    "sdm-tied": Change("SDM, W_q = W_k", {"tie_query_initialization": True}),
+    "sdm-null": Change("SDM, M0 null", {"learned_initial_state": False}),
+    "sdm-large": Change("SDM, M0 at 0.125", {"initial_state_std": 0.125}),
+    "sdm-sharp": Change("SDM, temperature 0.3", {"memory_temperature": 0.3}),
+    "sdm-normalised": Change("SDM, scores RMS-normalised", {"normalize_scores": True}),
+    "sdm-batch-norm": Change("SDM, read scores batch-normalised", {"query_batch_norm": True}),
+    "sdm-l2": Change("SDM, weights of norm 1 instead of softmax", {"memory_weighting": "l2"}),
+    "sdm-silu": Change("SDM, SiLU as output gate", {"memory_output_gate": "silu"}),
+    "sdm-slow": Change("SDM, learning rate 2.5e-3", optim={"lr": 2.5e-3}),
+    "sdm-fast": Change("SDM, learning rate 1e-2", optim={"lr": 1e-2}),
+    "gdn-slow": Change("GDN, learning rate 2.5e-3", optim={"lr": 2.5e-3}),
+    "gdn-fast": Change("GDN, learning rate 1e-2", optim={"lr": 1e-2}),
+    "gdn-faster": Change("GDN, learning rate 2e-2", optim={"lr": 2e-2}),
+    "sdm-fast-state": Change("SDM, M0 at a learning rate of 5e-2", optim={"initial_state_lr": 5e-2}),
 }
 
 
@@ -97,8 +98,9 @@ def variant(
     """A change of the plain recipe at a width and a number of steps; `extends` is the same with fewer steps."""
 
     def recipe(seed: int) -> TrainConfig:
-        config, fields = plain_code(CHANGES[change].layer, width, text, steps=steps, seed=seed), CHANGES[change]
-        return replace(config, model=replace(config.model, **fields.model), optim=replace(config.optim, **fields.optim))
+        config = plain_code(change.split("-")[0], width, text, steps=steps, seed=seed)
+        model, optim = CHANGES[change].model, CHANGES[change].optim
+        return replace(config, model=replace(config.model, **model), optim=replace(config.optim, **optim))
 
     name = f"{'' if text == 'code' else f'{text}-'}d{width}-{steps}-{change}-s{{seed}}"
     return Variant(name, CHANGES[change].label, recipe, MEASUREMENTS[text], seeds, extends)
@@ -106,9 +108,9 @@ def variant(
 
 def _curve(change: str, places: Sequence[tuple[int, int]], seeds: Mapping[int, int], text: Text) -> Curve:
     """A change at several widths and numbers of steps; longer runs branch off shorter ones before their decay."""
-    curve: dict[tuple[int, int], Variant] = {}
+    curve: Curve = {}
     for width, steps in places:
-        shorter = [curve[place] for place in curve if place[0] == width and place[1] >= SHORTEST_BRANCH]
+        shorter = [model for (d, count), model in curve.items() if d == width and count >= SHORTEST_BRANCH]
         curve[width, steps] = variant(change, width, steps, seeds[width], text, shorter[-1] if shorter else None)
     return curve
 
@@ -164,42 +166,36 @@ def _lines(models: Mapping[str, Curve]) -> dict[str, dict[int, Variant]]:
 def _curve_section(models: Mapping[str, Curve]) -> Section:
     ours = {name: group for name, group in models.items() if name != RIVAL}
     rivals = {model: models[RIVAL][place] for group in ours.values() for place, model in group.items()}
-    places = {model: place for group in ours.values() for place, model in group.items()}
+    compared = [(place, loss_claim(model, rivals[model])) for place, model in models[BASELINE].items()]
     claims = [
-        replace(claim, quantity=f"{_place(*place)}: {claim.quantity}")
-        for place, model in models[BASELINE].items()
-        for claim in [loss_claim(model, rivals[model], "-0.028 at 1.4B and 168B tokens")]
+        replace(claim, quantity=f"{_place(*place)}: {claim.quantity}", paper="-0.028 at 1.4B and 168B tokens")
+        for place, claim in compared
     ]
 
     def exhibit(results: StudyResults) -> Exhibit:
         rows = []
-        for model, place in places.items():
+        for place, model in (entry for group in ours.values() for entry in group.items()):
             if (mean := results.mean(model)) is not None:
-                whole, late = results.paired(model, rivals[model]), results.paired(model, rivals[model], stretch(-1))
-                seeds = "-" if whole is None else " ".join(f"{value:+.3f}" for value in whole.by_seed)
-                cells = (shown(whole, sign=True), seeds, shown(late, sign=True))
+                all_positions, late = (results.paired(model, rivals[model], value) for value in (whole, stretch(-1)))
+                seeds = " ".join(f"{value:+.3f}" for value in all_positions.by_seed) if all_positions else "-"
+                cells = (shown(all_positions, sign=True), seeds, shown(late, sign=True))
                 rows.append((f"{model.label}; {_place(*place)}", f"{mean.value:.3f}", *cells))
         columns = ("variant", "nats per token", "to plain GDN", "each seed", "second half")
         title, y = "Below zero, SDM is ahead of plain GDN", "difference to plain GDN (nats per token)"
-        lines = {
-            name: [
-                difference.point(tokens)
-                for tokens, model in line.items()
-                if (difference := results.paired(model, rivals[model])) is not None
-            ]
+        differences = {
+            name: difference_curve(results, [(tokens, model, rivals[model], whole) for tokens, model in line.items()])
             for name, line in _lines(ours).items()
         }
-        lines = {name: points for name, points in lines.items() if points}
+        lines = {name: points for name, points in differences.items() if points}
         chart = Chart("crossover", title, "training tokens", y, lines, log_x=True, references=(ZERO,))
-        table = Table("Along tokens and width", columns, rows, PAIRED)
-        return Exhibit([table], [(chart, f"{title}. {PAIRED}")])
+        return Exhibit([Table("Along tokens and width", columns, rows, PAIRED)], [(chart, f"{title}. {PAIRED}")])
 
     return Section(
         "crossover",
         "SDM - GDN along tokens and width",
         "SDM's loss on code is below GDN's.",
         "code, 1.4B: SDM 0.821 nats, GDN 0.849",
-        (WRITE_RULE, *PLAIN_DEVIATIONS),
+        DEVIATIONS,
         "GDN's short convolutions gain at once from the tokens nearby; SDM's memory pays off later in training.",
         exhibit,
         claims,
@@ -256,7 +252,7 @@ def _shift_section(models: Mapping[str, Curve]) -> Section:
         title,
         "The paper's keys come from the token itself; its models may learn to join a token to the one before.",
         "not reported",
-        (WRITE_RULE, *PLAIN_DEVIATIONS),
+        DEVIATIONS,
         exhibit=exhibit,
         variants=every(models),
         measurement="induction",
@@ -264,18 +260,15 @@ def _shift_section(models: Mapping[str, Curve]) -> Section:
 
 
 def _changes_section(changes: Mapping[str, Variant], width: int) -> Section:
-    section = Section(
+    models = list(changes.values())
+    return Comparison(
         "changes",
         f"Changes of the recipe at equal FLOPs, {_place(width, SHORT)}",
         "The paper trains none of these.",
         "not reported",
-        (WRITE_RULE, *PLAIN_DEVIATIONS),
+        DEVIATIONS,
         "Choices are made on other documents (`valid`) than those of the table.",
-    )
-    models = list(changes.values())
-    return comparison_section(
-        section,
-        models,
+        variants=models,
         base=changes[RIVAL],
         summary=lambda results: validation_summary(results, models, "choices are made"),
     )

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import TypeVar
 
 from sdm.evaluation.report import Point, Table
+from sdm.models import Cost
 from sdm.reproduce.jobs import RunFacts
 from sdm.reproduce.study import (
     Claim,
@@ -18,6 +19,7 @@ from sdm.reproduce.study import (
     Variant,
     late_nats,
     nats,
+    point,
     shown,
     whole,
 )
@@ -29,7 +31,7 @@ PAIRED = (
 )
 MEANS = "Means over seeds; ±: 95% interval over seeds, absent with one seed."
 MEAN_95 = "Mean over seeds with its 95% interval."
-FLOPS = "FLOPs of a token, forward."
+FORWARD = "FLOPs of a token, forward."
 
 Cell = Callable[[StudyResults, Variant], str]
 """Writes what a column of a table says of a variant."""
@@ -53,16 +55,12 @@ def grid_table(
     title: str,
     rows: Mapping[str, Mapping[Key, Variant]],
     columns: Mapping[Key, str],
-    cell: Callable[[Key, Variant], str],
+    cell: Callable[[Variant], str],
     caption: str,
-    first: str = "model",
 ) -> Table:
     """A row for each label, a column for each key; "-" where a row has no variant of a key."""
-    made = [
-        (label, *(cell(key, variants[key]) if key in variants else "-" for key in columns))
-        for label, variants in rows.items()
-    ]
-    return Table(title, (first, *columns.values()), made, caption)
+    cells = [(label, *(cell(group[key]) if key in group else "-" for key in columns)) for label, group in rows.items()]
+    return Table(title, ("model", *columns.values()), cells, caption)
 
 
 def mean_cell(
@@ -70,13 +68,12 @@ def mean_cell(
     measurement: str = "position",
     percent: bool = False,
     missing: str = "missing",
-    digits: int = 3,
 ) -> Cell:
     """The mean over seeds with its interval; a proportion in percent has one digit."""
 
     def cell(results: StudyResults, variant: Variant) -> str:
         mean = results.mean(variant, value, measurement) if measurement in variant.measurements else None
-        return missing if mean is None else shown(mean, 1 if percent else digits, percent=percent)
+        return missing if mean is None else shown(mean, 1 if percent else 3, percent=percent)
 
     return cell
 
@@ -101,26 +98,19 @@ def fact_cell(fact: Callable[[RunFacts], str]) -> Cell:
     return lambda results, variant: "" if (facts := results.facts(variant)) is None else fact(facts)
 
 
-def parameters_cell(results: StudyResults, variant: Variant) -> str:
-    """Parameters, M0 aside; known before any run."""
-    return f"{variant.cost()[0].parameters:,}"
+def cost_cell(number: Callable[[Cost, int], int]) -> Cell:
+    """A number that is known before any run, from the cost of a model and the length of a training sequence."""
+    return lambda results, variant: f"{number(*variant.cost()):,}"
 
 
-def initial_state_cell(results: StudyResults, variant: Variant) -> str:
-    """Numbers of the learned initial state; known before any run."""
-    return f"{variant.cost()[0].initial_state_parameters:,}"
-
-
-def state_cell(results: StudyResults, variant: Variant) -> str:
-    """Numbers that global layers keep behind a training sequence; known before any run."""
-    sizes, length = variant.cost()
-    return f"{sizes.state_elements + sizes.kv_elements_per_token * length:,}"
-
-
-def flops_cell(results: StudyResults, variant: Variant) -> str:
-    """FLOPs of a token in a forward pass at the training length; known before any run."""
-    sizes, length = variant.cost()
-    return f"{sizes.training_flops_per_token(length) // 3:,}"
+PARAMETERS = cost_cell(lambda sizes, length: sizes.parameters)
+"""Parameters, M0 aside."""
+INITIAL_STATE = cost_cell(lambda sizes, length: sizes.initial_state_parameters)
+"""Numbers of the learned initial state M0."""
+STATE = cost_cell(lambda sizes, length: sizes.state_elements + sizes.kv_elements_per_token * length)
+"""Numbers that global layers keep behind a training sequence."""
+FLOPS = cost_cell(lambda sizes, length: sizes.training_flops_per_token(length) // 3)
+"""FLOPs of a token in a forward pass at the training length."""
 
 
 def loss_table(results: StudyResults, variants: Sequence[Variant], title: str, base: Variant | None = None) -> Table:
@@ -130,9 +120,9 @@ def loss_table(results: StudyResults, variants: Sequence[Variant], title: str, b
         NATS: mean_cell(),
         "second half": mean_cell(late_nats),
         **({} if base is None else {f"to {base.label}": difference_cell(base)}),
-        "parameters": parameters_cell,
-        "state": state_cell,
-        "FLOPs/token": flops_cell,
+        "parameters": PARAMETERS,
+        "state": STATE,
+        "FLOPs/token": FLOPS,
     }
     caption = (
         f"{MEANS} State: numbers that global layers keep behind a training sequence. Parameters are without M0, the "
@@ -157,7 +147,7 @@ def curve(
 ) -> list[Point]:
     """Points at the keys of variants: means over seeds with their intervals, of those that are measured."""
     means = {x: results.mean(variant, value, measurement) for x, variant in variants.items()}
-    return [Point(x, mean.value, mean.low, mean.high) for x, mean in means.items() if mean is not None]
+    return [point(x, mean) for x, mean in means.items() if mean is not None]
 
 
 def curves(
@@ -166,6 +156,12 @@ def curves(
     """The curves that have points."""
     made = {name: curve(results, variants, value, measurement) for name, variants in lines.items()}
     return {name: points for name, points in made.items() if points}
+
+
+def difference_curve(results: StudyResults, places: Iterable[tuple[float, Variant, Variant, UnitValue]]) -> list[Point]:
+    """Paired differences of two variants each, at their places."""
+    differences = [(x, results.paired(first, second, value)) for x, first, second, value in places]
+    return [point(x, difference) for x, difference in differences if difference is not None]
 
 
 def accuracy_at(count: int) -> SummaryValue:
@@ -218,32 +214,41 @@ def best_rate(results: StudyResults, rates: Mapping[float, Variant], score: Scor
     return Chosen(rates[lr], lr, scores[lr], lr in edges)
 
 
+Model = Variant | Callable[[StudyResults], Variant | None]
+"""A variant, or what selects one by what has been measured; None while it cannot."""
+
+
 def loss_claim(
-    first: Variant,
-    second: Variant,
+    first: Model,
+    second: Model,
     paper: str = "not reported",
     value: UnitValue = whole,
     expected: Expected = "below",
     quantity: str = "",
 ) -> Claim:
-    """A paired difference of loss."""
-    quantity = quantity or f"{first.label} - {second.label}, {NATS}"
-    return Claim(quantity, paper, lambda results: results.paired(first, second, value), expected)
-
-
-Choice = Callable[[StudyResults], Variant | None]
-"""Selects a variant by what has been measured; None while it cannot."""
+    """A paired difference of loss. The quantity is by default that of two variants, over all positions."""
+    if isinstance(first, Variant) and isinstance(second, Variant):
+        quantity = quantity or f"{first.label} - {second.label}, {NATS}"
+    return Claim(
+        quantity, paper, _between(first, second, lambda results, *pair: results.paired(*pair, value)), expected
+    )
 
 
 def accuracy_claim(
-    quantity: str, paper: str, first: Variant | Choice, second: Variant | Choice, value: SummaryValue, measurement: str
+    quantity: str, paper: str, first: Model, second: Model, value: SummaryValue, measurement: str
 ) -> Claim:
     """A difference of accuracy in points, paired by seed: above zero in the paper."""
-
-    def difference(results: StudyResults) -> Difference | None:
-        chosen = [model if isinstance(model, Variant) else model(results) for model in (first, second)]
-        if chosen[0] is None or chosen[1] is None:
-            return None
-        return results.paired_seeds(chosen[0], chosen[1], value, measurement)
-
+    difference = _between(first, second, lambda results, *pair: results.paired_seeds(*pair, value, measurement))
     return Claim(f"{quantity} (points)", paper, difference, "above", percent=True)
+
+
+def _between(
+    first: Model, second: Model, difference: Callable[[StudyResults, Variant, Variant], Difference | None]
+) -> Callable[[StudyResults], Difference | None]:
+    """The difference of two models once both are selected."""
+
+    def selected(results: StudyResults) -> Difference | None:
+        ours, theirs = (model if isinstance(model, Variant) else model(results) for model in (first, second))
+        return None if ours is None or theirs is None else difference(results, ours, theirs)
+
+    return selected

@@ -15,16 +15,16 @@ from sdm.evaluation.recall import Recall
 from sdm.evaluation.report import Chart, Reference, Table
 from sdm.reproduce.exhibits import (
     FLOPS,
+    FORWARD,
+    INITIAL_STATE,
+    PARAMETERS,
     Cell,
-    Choice,
+    Model,
     accuracy_claim,
     curve,
     curves,
-    flops_cell,
     grid_table,
-    initial_state_cell,
     mean_cell,
-    parameters_cell,
     table,
 )
 from sdm.reproduce.recipes.tasks import FACTS_DEVIATIONS, WIDER, facts
@@ -99,7 +99,7 @@ def facts_study() -> Study:
 
 def _section(models: Models) -> Section:
     def against(other: str) -> Claim:
-        def at_half(name: str) -> Choice:
+        def at_half(name: str) -> Model:
             return lambda results: models[name].get(half_count(results, models) or 0)
 
         quantity = f"SDM with learned M0 - {MODELS[other][0]}, facts known where null M0 knows at most half"
@@ -126,9 +126,7 @@ def _section(models: Models) -> Section:
         note = f"Wider MLPs: {WIDER} more hidden channels in each block, as many parameters as M0, at more FLOPs."
         accuracy, columns = mean_cell(only_accuracy, "facts", True, "-"), {count: f"F = {count:,}" for count in COUNTS}
         caption = "Mean over seeds with its 95% interval; every fact is asked for once."
-        facts_known = grid_table(
-            "Facts known", rows, columns, lambda count, variant: accuracy(results, variant), caption
-        )
+        facts_known = grid_table("Facts known", rows, columns, lambda variant: accuracy(results, variant), caption)
         return Exhibit([facts_known, _capacity_table(results, models)], [(chart, about)], (note,), words)
 
     return Section(
@@ -157,12 +155,12 @@ def _capacity_table(results: StudyResults, models: Models) -> Table:
         return "-" if facts is None else f"{facts / (sizes.parameters + sizes.initial_state_parameters):.3f}"
 
     columns: dict[str, Cell] = {
-        "parameters": parameters_cell,
-        "M0": initial_state_cell,
-        "FLOPs": flops_cell,
+        "parameters": PARAMETERS,
+        "M0": INITIAL_STATE,
+        "FLOPs": FLOPS,
         "most facts known": lambda results, variant: "-" if (facts := most[variant]) is None else f"{facts:,.0f}",
         "facts per parameter": per_parameter,
     }
     return table(
-        results, "Capacity", first, columns, f"Parameters without M0; facts per parameter of both together. {FLOPS}"
+        results, "Capacity", first, columns, f"Parameters without M0; facts per parameter of both together. {FORWARD}"
     )

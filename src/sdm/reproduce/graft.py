@@ -21,10 +21,17 @@ from sdm.evaluation.position import POSITION, Position
 from sdm.evaluation.recall import Recall
 from sdm.evaluation.report import AnyChart, Chart, Point, Table
 from sdm.models.saved_folder import read_shapes
-from sdm.reproduce.exhibits import accuracy_at, accuracy_claim, mean_cell, seeds_cell, table
+from sdm.reproduce.exhibits import (
+    accuracy_at,
+    accuracy_claim,
+    difference_curve,
+    loss_claim,
+    mean_cell,
+    seeds_cell,
+    table,
+)
 from sdm.reproduce.recipes.graft import BASES, LENGTH, SHORT, WINDOW, adapt, pretrain
 from sdm.reproduce.study import (
-    Claim,
     Difference,
     Exhibit,
     Section,
@@ -203,20 +210,6 @@ def graft_study(
     return Study("graft", title, lead, groups, tuple(sections), round_of=lambda run, seed: rounds.get(run.name, 0))
 
 
-def to_base(results: StudyResults, variant: Variant, base: Variant, value: UnitValue) -> Difference | None:
-    """The method's number minus the base's on the same documents, for each seed of the method; the base has one."""
-    reference = results.by_seed(base, "position")
-    if not reference:
-        return None
-    units = next(iter(reference.values())).results["position"].units
-    runs = results.by_seed(variant, "position").values()
-    pairs = [
-        {key: value(unit) - value(units[key]) for key, unit in run.results["position"].units.items() if key in units}
-        for run in runs
-    ]
-    return Difference.paired(pairs)
-
-
 def gain(unit: Mapping[str, Any]) -> float:
     """Nats per token that the context beyond `REACH` tokens brings at the last positions."""
     edges = unit["edges"]
@@ -225,11 +218,8 @@ def gain(unit: Mapping[str, Any]) -> float:
 
 def _mean(results: StudyResults, variant: Variant, value: UnitValue) -> Difference | None:
     """The mean over documents of every seed, with an interval over seeds."""
-    means = []
-    for run in results.by_seed(variant, "position").values():
-        values = [value(unit) for unit in run.results["position"].units.values()]
-        means.append(math.fsum(values) / len(values))
-    return Difference.over_seeds(means)
+    numbers = results.units(variant, value).values()
+    return Difference.over_seeds([math.fsum(by_key.values()) / len(by_key) for by_key in numbers])
 
 
 def trained_parameters(results: StudyResults, variant: Variant, base: Variant) -> int | None:
@@ -251,28 +241,19 @@ def trained_parameters(results: StudyResults, variant: Variant, base: Variant) -
 def _methods_section(runs: BaseRuns, base_steps: int, steps: int) -> Section:
     methods, start = runs.methods, runs.start
 
-    def against(first: str, second: str, value: UnitValue) -> Any:
-        return lambda results: results.paired(methods[first], methods[second], value)
-
     far, near = "nats per token at 1,024-2,048", "nats per token at 0-128"
+    sdm, gdn, full = (methods[name] for name in ("sdm", "gdn", "full"))
     claims = (
-        Claim(f"SDM - GDN, both grafted onto the frozen base, {far}", "not reported", against("sdm", "gdn", FAR)),
-        Claim(f"SDM graft on the frozen base - full fine-tuning, {far}", "not reported", against("sdm", "full", FAR)),
-        Claim(
-            f"SDM graft on the frozen base - base, {far}",
-            "not reported",
-            lambda results: to_base(results, methods["sdm"], start, FAR),
-        ),
-        Claim(
-            f"SDM graft on the frozen base - base, {near}",
-            "not reported",
-            lambda results: to_base(results, methods["sdm"], start, NEAR),
-        ),
-        Claim(
-            f"full fine-tuning - base, {near} (how well the base was trained)",
-            "not reported",
-            lambda results: to_base(results, methods["full"], start, NEAR),
-            "zero",
+        loss_claim(sdm, gdn, value=FAR, quantity=f"SDM - GDN, both grafted onto the frozen base, {far}"),
+        loss_claim(sdm, full, value=FAR, quantity=f"SDM graft on the frozen base - full fine-tuning, {far}"),
+        loss_claim(sdm, start, value=FAR, quantity=f"SDM graft on the frozen base - base, {far}"),
+        loss_claim(sdm, start, value=NEAR, quantity=f"SDM graft on the frozen base - base, {near}"),
+        loss_claim(
+            full,
+            start,
+            value=NEAR,
+            expected="zero",
+            quantity=f"full fine-tuning - base, {near} (how well the base was trained)",
         ),
     )
 
@@ -292,8 +273,8 @@ def _methods_section(runs: BaseRuns, base_steps: int, steps: int) -> Section:
                     "-" if untrained else f"{METHODS[_key(methods, variant)].rate:g}",
                     str(count),
                     *(shown(_mean(results, variant, stretch(place))) for place in range(5)),
-                    "-" if variant is start else shown(to_base(results, variant, start, NEAR), sign=True),
-                    "-" if variant is start else shown(to_base(results, variant, start, FAR), sign=True),
+                    "-" if variant is start else shown(results.paired(variant, start, NEAR), sign=True),
+                    "-" if variant is start else shown(results.paired(variant, start, FAR), sign=True),
                     shown(_mean(results, variant, gain), sign=True),
                 )
             )
@@ -337,9 +318,8 @@ def _chart(results: StudyResults, runs: BaseRuns) -> list[tuple[AnyChart, str]]:
     curves: dict[str, list[Point]] = {}
     middles = [64, 181, 362, 724, 1448]
     for variant in runs.methods.values():
-        points = [(x, to_base(results, variant, runs.start, stretch(place))) for place, x in enumerate(middles)]
-        line = [difference.point(x) for x, difference in points if difference is not None]
-        if line:
+        places = [(x, variant, runs.start, stretch(place)) for place, x in enumerate(middles)]
+        if line := difference_curve(results, places):
             curves[variant.label] = line
     title = f"{runs.architecture}: loss above the base's, by position"
     label = "difference to the base (nats per token)"

@@ -14,17 +14,17 @@ from sdm.evaluation.measurement import Measurement
 from sdm.evaluation.recall import Recall
 from sdm.reproduce.exhibits import (
     FLOPS,
+    FORWARD,
     MEAN_95,
+    PARAMETERS,
+    STATE,
     Cell,
-    Choice,
+    Model,
     accuracy_at,
     accuracy_claim,
     best_rate,
     choice_accuracy,
-    flops_cell,
     mean_cell,
-    parameters_cell,
-    state_cell,
     table,
 )
 from sdm.reproduce.recipes.tasks import DEVIATIONS, rebinding, recall
@@ -97,7 +97,7 @@ def _section(task: str, forms: Runs) -> Section:
     value, score = accuracy_at(SIZES[task]), choice_accuracy(SIZES[task])
     accuracy = mean_cell(value, "recall", percent=True)
 
-    def best(name: str) -> Choice:
+    def best(name: str) -> Model:
         return lambda results: None if (model := best_rate(results, forms[name], score)) is None else model.variant
 
     def against(name: str, other: str) -> Claim:
@@ -115,15 +115,15 @@ def _section(task: str, forms: Runs) -> Section:
             for model, by_rate in zip(chosen, forms.values(), strict=True)
         ]
         columns: dict[str, Cell] = {
-            "parameters": parameters_cell,
-            "state": state_cell,
-            "FLOPs": flops_cell,
+            "parameters": PARAMETERS,
+            "state": STATE,
+            "FLOPs": FLOPS,
             f"K = {SIZES[task]}": lambda results, variant: (
                 accuracy(results, variant) if variant in rates else "missing"
             ),
             "rate": lambda results, variant: rates.get(variant, "-"),
         }
-        caption = f"{MEAN_95} Rates are chosen on other rows. {FLOPS}"
+        caption = f"{MEAN_95} Rates are chosen on other rows. {FORWARD}"
         words = "; ".join(f"{variant.label} {accuracy(results, variant)}" for variant in rates)
         return Exhibit([table(results, f"Heads in {task}", models, columns, caption, "memory")], summary=words)
 

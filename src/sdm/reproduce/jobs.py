@@ -14,7 +14,8 @@ import math
 import os
 import shutil
 import time
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import FIRST_COMPLETED, Future, wait
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -40,6 +41,7 @@ JOB, LOG, REPLACED = "job.json", "log.txt", "replaced"
 LOG_LINES = 12
 SMALLEST_DISK = 2**22  # bytes: a disk that has less left is full
 UNKNOWN_VOCABULARY = 1024  # of text that is not tokenised yet
+NAMES = {kind: name for name, kind in MEASUREMENTS.items()}
 OVERHEAD = 500_000  # FLOPs that could be computed while a token's small matrices are fetched and its loops are run
 
 log = logging.getLogger(__name__)
@@ -152,36 +154,51 @@ def run_jobs(
     outcomes = {job.name: read_outcome(job, folder / job.name) for job in jobs}
     waiting = sorted((job for job in jobs if not _is_done(job, outcomes[job.name])), key=lambda job: -job.work)
     statuses = {job.name: JobStatus("waiting" if job in waiting else "done") for job in jobs}
-    running: dict[str, tuple[Job, float, int]] = {}  # start time, and the length of the log at that time
+    running: dict[Future[str | None], tuple[Job, float, int]] = {}  # start time, length of the log at that time
     with Pool(min(processes, len(waiting))) as pool:
         while waiting or running:
-            while pool.is_free() and (ready := _next(waiting, running)) is not None:
+            while len(running) < processes and (ready := _next(waiting, running)) is not None:
                 job = ready
                 waiting.remove(job)
                 _branch(job, folder)
-                running[job.name] = (job, time.monotonic(), _describe(job, folder / job.name))
-                step = _newest(folder / job.name).get("step", 0.0)
-                statuses[job.name] = JobStatus("running", first_step=step)
-                pool.start(job.name, folder / job.name)
-            for name, failure in pool.ended(0.5):
-                job, start, offset = running.pop(name)
-                outcome = read_outcome(job, folder / name)
-                if failure is not None:
-                    tail = _tail(folder / name / LOG, offset) or failure
-                    _check_disk(folder, tail)
-                    outcome = Outcome(outcome.folder, outcome.facts, outcome.results, tail)
-                outcomes[name] = outcome
-                statuses[name] = _status(statuses[name], "done" if failure is None else "failed", folder / name, start)
-            for name, (_, start, _) in running.items():
-                statuses[name] = _status(statuses[name], "running", folder / name, start)
+                log_size = _describe(job, folder / job.name)
+                statuses[job.name] = JobStatus("running", first_step=_newest(folder / job.name).get("step", 0.0))
+                running[pool.start(folder / job.name)] = (job, time.monotonic(), log_size)
+            ended, _ = wait(running, timeout=0.5, return_when=FIRST_COMPLETED)
+            for end, (job, start, log_size) in list(running.items()):
+                state = "running"
+                if end in ended:
+                    del running[end]
+                    outcomes[job.name] = _outcome(job, folder, end.result(), log_size)
+                    state = "done" if outcomes[job.name].failure is None else "failed"
+                metrics, seconds = _newest(folder / job.name), time.monotonic() - start
+                statuses[job.name] = JobStatus(state, metrics, seconds, statuses[job.name].first_step)
             progress(statuses)
     return outcomes
 
 
-def _next(waiting: Sequence[Job], running: Collection[str]) -> Job | None:
+def _next(waiting: Sequence[Job], running: Mapping[Future[str | None], tuple[Job, float, int]]) -> Job | None:
     """The first job that does not wait for another one."""
-    pending = {job.name for job in waiting} | {*running}
+    pending = {job.name for job in (*waiting, *(job for job, _, _ in running.values()))}
     return next((job for job in waiting if job.extends not in pending), None)
+
+
+def _outcome(job: Job, folder: Path, failure: str | None, log_size: int) -> Outcome:
+    """The outcome of a job that has ended. Its failure is the end of its log, if there is one.
+
+    Raises:
+        UserError: If the disk is full: the other jobs and the report would fail as well.
+    """
+    outcome = read_outcome(job, folder / job.name)
+    if failure is None:
+        return outcome
+    with contextlib.suppress(OSError):
+        lines = (folder / job.name / LOG).read_bytes()[log_size:].decode(errors="replace").splitlines()
+        failure = "\n".join(lines[-LOG_LINES:]) or failure
+    # Incomplete files are removed, so that there may be room again.
+    if os.strerror(errno.ENOSPC) in failure or shutil.disk_usage(folder).free < SMALLEST_DISK:
+        raise UserError(f"the disk of {folder} is full; make room, and the same command continues")
+    return replace(outcome, failure=failure)
 
 
 def _branch(job: Job, folder: Path) -> None:
@@ -206,7 +223,7 @@ def read_outcome(job: Job, folder: Path) -> Outcome:
     measured = {}
     for name, measurement in job.measurements.items():
         with contextlib.suppress(OSError, UserError):  # the same
-            results = _kept(measurement, run.evaluations / name)
+            results = stored_results(measurement, run.evaluations / name)
             if results is not None and results.complete and results.summary is not None:
                 measured[name] = results
     return Outcome(folder, facts, measured)
@@ -220,15 +237,15 @@ def run_job(folder: Path) -> None:
     """Train and measure what job.json in a folder describes; finished parts are not repeated."""
     from sdm.training.trainer import Trainer  # the process that starts jobs does not train
 
-    run = Run(folder)
+    run, description = Run(folder), read_json(folder / JOB)
     if not run.is_finished():
-        config = from_json(TrainConfig, read_json(folder / JOB)["config"])
+        config = from_json(TrainConfig, description["config"])
         # The process that runs many jobs shows their progress.
         Trainer(replace(config, monitor=replace(config.monitor, display="none")), folder).run()
     failed = []
-    for name, measurement in read_measurements(folder).items():
+    for name, asked in description["measurements"].items():
         try:
-            measure(measurement, run, name)
+            measure(from_json(find(asked["name"]), asked["settings"], "settings"), run, name)
         except (UserError, ImportError) as error:  # others may work
             failed.append(f"{name}: {error}")
     if failed:
@@ -239,37 +256,23 @@ def measure(measurement: Measurement, run: Run, name: str) -> None:
     """Measure a run into evaluations/NAME. Finished units are not measured again, unless the settings differ."""
     folder = run.evaluations / name
     try:
-        results = _kept(measurement, folder)
+        results = stored_results(measurement, folder)
         if results is not None and results.complete:
             return
         if results is None and folder.is_dir():
             remove_folder(folder)
     except DamagedFile:
         move_aside(folder, run.folder)
-    evaluate(kind_of(measurement), measurement, [(open_model(run.folder), folder)])
+    evaluate(NAMES[type(measurement)], measurement, [(open_model(run.folder), folder)])
 
 
-def _kept(measurement: Measurement, folder: Path) -> Results | None:
+def stored_results(measurement: Measurement, folder: Path) -> Results | None:
     """Results in a folder, complete or not; None if there are none or if they are of other settings."""
     if not (folder / FILE).is_file():
         return None
     results = read_results(folder)
-    same = results.measurement == kind_of(measurement) and results.settings == settings_of(measurement)
+    same = results.measurement == NAMES[type(measurement)] and results.settings == settings_of(measurement)
     return results if same else None
-
-
-def kind_of(measurement: Measurement) -> str:
-    """The name of a measurement in the registry."""
-    for name, kind in MEASUREMENTS.items():
-        if type(measurement) is kind:
-            return name
-    raise ValueError(f"{type(measurement).__name__} is no measurement of sdm.evaluation.registry")
-
-
-def read_measurements(folder: Path) -> dict[str, Measurement]:
-    """The measurements that job.json of a folder asks for."""
-    entries = read_json(folder / JOB)["measurements"]
-    return {name: from_json(find(str(e.get("name"))), e.get("settings"), "settings") for name, e in entries.items()}
 
 
 def run_facts(run: Run) -> RunFacts:
@@ -299,9 +302,9 @@ def run_facts(run: Run) -> RunFacts:
 def expected_work(config: TrainConfig) -> float:
     """Estimate the duration of a run in FLOPs, without opening text: only the ratio of two runs matters."""
     length, vocabulary = data_sizes(config)
-    if config.adapt is not None:  # its size is known when it is loaded
-        return float(config.schedule.steps * config.data.batch_size * length * 4 * OVERHEAD)
-    per_token = cost(config.model.build(vocabulary)).training_flops_per_token(length) + OVERHEAD
+    per_token = 4 * OVERHEAD  # of a pretrained model, whose size is known when it is loaded
+    if config.adapt is None:
+        per_token = cost(config.model.build(vocabulary)).training_flops_per_token(length) + OVERHEAD
     return float(config.schedule.steps * config.data.batch_size * length * per_token)
 
 
@@ -327,7 +330,7 @@ def _describe(job: Job, folder: Path) -> int:
     """Write job.json. Returns the length of the log."""
     Run(folder).mark()
     measurements = {
-        name: {"name": kind_of(measurement), "settings": to_json(measurement)}
+        name: {"name": NAMES[type(measurement)], "settings": to_json(measurement)}
         for name, measurement in job.measurements.items()
     }
     write_json(folder / JOB, {"name": job.name, "config": to_json(job.config), "measurements": measurements})
@@ -363,22 +366,3 @@ def move_aside(folder: Path, parent: Path) -> Path:
 
 def _newest(folder: Path) -> Mapping[str, float]:
     return (Run(folder).metrics() or [{}])[-1]
-
-
-def _status(before: JobStatus, state: str, folder: Path, start: float) -> JobStatus:
-    return JobStatus(state, _newest(folder), time.monotonic() - start, before.first_step)
-
-
-def _tail(path: Path, offset: int) -> str:
-    """The last lines that were written after `offset`."""
-    with contextlib.suppress(OSError):
-        lines = path.read_bytes()[offset:].decode(errors="replace").splitlines()
-        return "\n".join(lines[-LOG_LINES:])
-    return ""
-
-
-def _check_disk(folder: Path, failure: str) -> None:
-    """Raise if a job failed because the disk is full: the others and the report would fail as well."""
-    # Incomplete files are removed, so that there may be room again.
-    if os.strerror(errno.ENOSPC) in failure or shutil.disk_usage(folder).free < SMALLEST_DISK:
-        raise UserError(f"the disk of {folder} is full; make room, and the same command continues")

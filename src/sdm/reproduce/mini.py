@@ -35,13 +35,7 @@ from sdm.reproduce.quick import GDN_RATES, KEY_DIMS, RECALL_TASK, TRAINED_PAIRS,
 from sdm.reproduce.quick import SLOTS as RECALL_SLOTS
 from sdm.reproduce.recipes import tasks as recall_recipe
 from sdm.reproduce.recipes.mini import DEVIATIONS, PLAIN, RATES, WIDTHS, Architecture, mini
-from sdm.reproduce.sections.loss import (
-    comparison_section,
-    pairwise_claims,
-    position_curve,
-    position_section,
-    scaling_section,
-)
+from sdm.reproduce.sections.loss import Comparison, position_curve, position_section, scaling_section
 from sdm.reproduce.sections.memory import access_section, cost_section, utilisation_section
 from sdm.reproduce.sections.recall import Forms, accuracy_section, recall_section
 from sdm.reproduce.study import (
@@ -54,6 +48,7 @@ from sdm.reproduce.study import (
     Variant,
     by_seed,
     every,
+    point,
     seeded,
     sweep,
 )
@@ -138,29 +133,10 @@ def recall_forms() -> Forms:
 
 def _initial_state_section(sdm: Variant, null: Variant, learned: Variant, gdn: Variant) -> Section:
     def interaction(results: StudyResults) -> Difference | None:
-        ours, theirs = results.paired_units(sdm, null), results.paired_units(learned, gdn)
+        pairs = zip(results.paired_units(sdm, null), results.paired_units(learned, gdn), strict=False)
         return Difference.paired(
-            [
-                {key: mine[key] - other[key] for key in mine if key in other}
-                for mine, other in zip(ours, theirs, strict=False)
-            ]
+            [{key: ours[key] - other[key] for key in ours if key in other} for ours, other in pairs]
         )
-
-    claims = [
-        loss_claim(replace(sdm, label="SDM, learned M0"), null, "-0.023 (0.845 to 0.822) at 1.4B"),
-        Claim(
-            "learned - null initial state, SDM's difference minus GDN's, nats per token",
-            "-0.024 (SDM -0.023, GDN +0.001) at 1.4B",
-            interaction,
-        ),
-    ]
-    section = Section(
-        "initial-state",
-        "A learned initial state",
-        "Learning the initial state M0 improves SDM's loss on code, and not GDN's.",
-        "code NLL at level 8, null to learned: SDM 0.845 to 0.822, GDN 0.849 to 0.850",
-        DEVIATED,
-    )
 
     def chart(results: StudyResults) -> tuple[AnyChart, str]:
         with_state, without = (
@@ -169,7 +145,23 @@ def _initial_state_section(sdm: Variant, null: Variant, learned: Variant, gdn: V
         )
         return initial_state_chart(with_state, without), "Loss by position with learned and null initial states."
 
-    return comparison_section(section, (sdm, null, learned, gdn), claims, chart)
+    return Comparison(
+        "initial-state",
+        "A learned initial state",
+        "Learning the initial state M0 improves SDM's loss on code, and not GDN's.",
+        "code NLL at level 8, null to learned: SDM 0.845 to 0.822, GDN 0.849 to 0.850",
+        DEVIATED,
+        claims=[
+            loss_claim(replace(sdm, label="SDM, learned M0"), null, "-0.023 (0.845 to 0.822) at 1.4B"),
+            Claim(
+                f"learned - null initial state, SDM's difference minus GDN's, {NATS}",
+                "-0.024 (SDM -0.023, GDN +0.001) at 1.4B",
+                interaction,
+            ),
+        ],
+        variants=(sdm, null, learned, gdn),
+        chart=chart,
+    )
 
 
 def mini_study() -> Study:
@@ -177,12 +169,9 @@ def mini_study() -> Study:
     levels, forms = ladder(), recall_forms()
     top = {kind: group[TOP] for kind, group in levels.items()}
     sdm, gdn = top["sdm"], top["gdn"]
-    sizes = {
-        slots: replace(sdm, label=f"N = {slots}")
-        if slots == (WIDTHS[TOP] // 4) ** 2
-        else _variant(f"slots-{slots}", f"N = {slots}", num_slots=slots)
-        for slots in SLOTS
-    }
+    sizes = {slots: _variant(f"slots-{slots}", f"N = {slots}", num_slots=slots) for slots in SLOTS}
+    own = (WIDTHS[TOP] // 4) ** 2
+    sizes[own] = replace(sdm, label=sizes[own].label)
     null = _variant("sdm-null", "SDM, null M0", THOROUGH, learned_initial_state=False)
     learned = _variant(
         "gdn-learned", "GDN, learned state", THOROUGH, architecture="gdn", gdn_learned_initial_state=True
@@ -200,39 +189,25 @@ def mini_study() -> Study:
     }
     base = WIDTHS[SMALL] // 4
     grid = {
-        (writes, reads): replace(levels["sdm"][SMALL], label=f"W = {writes}, R = {reads}")
-        if writes == reads == base
-        else _variant(
-            f"grid-w{writes}-r{reads}",
-            f"W = {writes}, R = {reads}",
-            level=SMALL,
-            num_writes=writes,
-            num_reads=reads,
+        (writes, reads): _variant(
+            f"grid-w{writes}-r{reads}", f"W = {writes}, R = {reads}", level=SMALL, num_writes=writes, num_reads=reads
         )
         for writes, reads in itertools.product((base // 2, base), (base // 2, base, 2 * base))
     }
-    rates = {
-        kind: {
-            lr: replace(
-                levels[kind][SMALL]
-                if lr == RATES[kind]
-                else _variant(f"rate-{kind}-{lr:g}", LABELS[kind], level=SMALL, architecture=kind, lr=lr),
-                label=f"{LABELS[kind]}, {lr:g}",
-                seeds=1,
-            )
-            for lr in SWEPT
-        }
-        for kind in ARCHITECTURES
-    }
+    grid[base, base] = replace(levels["sdm"][SMALL], label=grid[base, base].label)
+    rates: dict[str, dict[float, Variant]] = {}
+    for kind in ARCHITECTURES:
+        swept = {lr: _variant(f"rate-{kind}-{lr:g}", "", level=SMALL, architecture=kind, lr=lr) for lr in SWEPT}
+        swept[RATES[kind]] = levels[kind][SMALL]
+        rates[kind] = {lr: replace(model, label=f"{LABELS[kind]}, {lr:g}", seeds=1) for lr, model in swept.items()}
     small = (*DEVIATED, f"level {SMALL}, d = {WIDTHS[SMALL]}, where W = R = {base}")
 
     def rates_summary(results: StudyResults) -> str:
         """The best rate of each architecture by validation loss, which is all that rates are chosen by."""
-        best = {kind: best_rate(results, group, negative_valid_loss) for kind, group in rates.items()}
         words = [
             f"{LABELS[kind]} {chosen.rate('edge of the sweep')}, {-chosen.score:.3f}"
-            for kind, chosen in best.items()
-            if chosen is not None
+            for kind, group in rates.items()
+            if (chosen := best_rate(results, group, negative_valid_loss)) is not None
         ]
         return f"best rate and its validation loss: {'; '.join(words)}" if words else ""
 
@@ -246,22 +221,12 @@ def mini_study() -> Study:
 
     def aids_figure(results: StudyResults) -> tuple[AnyChart, str]:
         differences = {variant.label: results.paired(variant, both) for variant in aids if variant is not both}
-        points = {label: difference.point() for label, difference in differences.items() if difference is not None}
+        points = {label: point(0.0, difference) for label, difference in differences.items() if difference is not None}
         title = f"Loss above {both.label}"
         return differences_chart(points, f"{NATS} above {both.label}", "aids", title), f"{title}. {PAIRED}"
 
     sections = (
-        scaling_section(
-            Section(
-                "ladder",
-                "Scaling",
-                "SDM outperforms GDN at every level of the ladder; its loss follows a power law of compute, which "
-                "predicts a larger level.",
-                "below GDN at every level; R² = 0.999",
-                DEVIATED,
-            ),
-            levels,
-        ),
+        scaling_section(DEVIATED, levels),
         position_section(
             Section(
                 "position",
@@ -277,17 +242,22 @@ def mini_study() -> Study:
             "-0.028 over all positions at 1.4B",
             "the advantage grows substantially at 32k to 512k tokens",
         ),
-        comparison_section(
-            Section(
-                "memory-size",
-                "Memory size",
-                "The loss rises monotonically as the memory shrinks from 432 MB to 27 MB a layer.",
-                "code NLL 0.947, 0.937 and 0.914 with 27, 108 and 432 MB a layer; GDN 0.963 (level 6)",
-                DEVIATED,
-            ),
-            (*sizes.values(), gdn),
-            pairwise_claims(list(sizes.values()), ("-0.010, 27 to 108 MB", "-0.023, 108 to 432 MB", "not reported")),
-            slots_figure,
+        Comparison(
+            "memory-size",
+            "Memory size",
+            "The loss rises monotonically as the memory shrinks from 432 MB to 27 MB a layer.",
+            "code NLL 0.947, 0.937 and 0.914 with 27, 108 and 432 MB a layer; GDN 0.963 (level 6)",
+            DEVIATED,
+            claims=[
+                loss_claim(larger, smaller, paper)
+                for (smaller, larger), paper in zip(
+                    itertools.pairwise(sizes.values()),
+                    ("-0.010, 27 to 108 MB", "-0.023, 108 to 432 MB", "not reported"),
+                    strict=True,
+                )
+            ],
+            variants=(*sizes.values(), gdn),
+            chart=slots_figure,
             notes=("More slots also widen W_q and W_k: parameters and FLOPs rise as the table shows.",),
         ),
         recall_section(
@@ -314,55 +284,49 @@ def mini_study() -> Study:
             "published numbers.",
         ),
         _initial_state_section(sdm, null, learned, gdn),
-        comparison_section(
-            Section(
-                "mixed",
-                "Mixed hybrid",
-                "Global layers that alternate between full attention and SDM have a lower loss than either alone.",
-                "text NLL at level 8: 2.645, with attention alone 2.658, with SDM alone 2.654",
-                DEVIATED,
-            ),
-            list(top.values()),
-            [
+        Comparison(
+            "mixed",
+            "Mixed hybrid",
+            "Global layers that alternate between full attention and SDM have a lower loss than either alone.",
+            "text NLL at level 8: 2.645, with attention alone 2.658, with SDM alone 2.654",
+            DEVIATED,
+            claims=[
                 loss_claim(top["mixed"], top["full_attention"], "-0.013 (text) at 1.4B"),
                 loss_claim(top["mixed"], sdm, "-0.009 (text) at 1.4B"),
             ],
+            variants=every(top),
         ),
-        comparison_section(
-            Section(
-                "plain",
-                "The plain recipe and the aids",
-                "The paper's models have neither aid, and SDM's loss is below GDN's.",
-                "code, 1.4B: SDM 0.821 nats, GDN 0.849",
-                (*DEVIATED, PLAIN),
-                "Where SDM is not below GDN by the plain recipe, what is shown with the aids is about models that have "
-                "learned to recall.",
-            ),
-            [*aids, *plain.values()],
-            [loss_claim(plain["sdm"], plain["gdn"], "-0.028 at 1.4B")],
-            aids_figure,
-            both,
+        Comparison(
+            "plain",
+            "The plain recipe and the aids",
+            "The paper's models have neither aid, and SDM's loss is below GDN's.",
+            "code, 1.4B: SDM 0.821 nats, GDN 0.849",
+            (*DEVIATED, PLAIN),
+            "Where SDM is not below GDN by the plain recipe, what is shown with the aids is about models that have "
+            "learned to recall.",
+            claims=[loss_claim(plain["sdm"], plain["gdn"], "-0.028 at 1.4B")],
+            variants=[*aids, *plain.values()],
+            base=both,
+            chart=aids_figure,
         ),
-        comparison_section(
-            Section(
-                "writes-and-reads",
-                "Writes and reads",
-                "With half as many writes and reads the loss is 0.0047 nats higher; with twice the reads 0.0016 lower.",
-                "text NLL at level 8 against W = R = 64: W = R = 32 +0.0047, R = 128 -0.0016",
-                small,
-            ),
-            list(grid.values()),
-            [
+        Comparison(
+            "writes-and-reads",
+            "Writes and reads",
+            "With half as many writes and reads the loss is 0.0047 nats higher; with twice the reads 0.0016 lower.",
+            "text NLL at level 8 against W = R = 64: W = R = 32 +0.0047, R = 128 -0.0016",
+            small,
+            claims=[
                 loss_claim(grid[base // 2, base // 2], grid[base, base], "+0.0047 (text) at 1.4B", expected="above"),
                 loss_claim(grid[base, 2 * base], grid[base, base], "-0.0016 (text) at 1.4B"),
             ],
-            grid_figure,
-            grid[base, base],
+            variants=every(grid),
+            base=grid[base, base],
+            chart=grid_figure,
         ),
         access_section(
             (*DEVIATED, f"charts: level {SMALL}, d = {WIDTHS[SMALL]}, one seed"),
             (sdm, plain["sdm"]),
-            list(grid.values()),
+            every(grid),
         ),
         utilisation_section(DEVIATED, (sdm,)),
         cost_section((*DEVIATED, "on this machine, which may be busy; one seed, one thread"), top, SPEED),
@@ -380,16 +344,14 @@ def mini_study() -> Study:
             "+0.6 points at 1.4B, +1.1 at 8B",
             "A few questions that come with this package.",
         ),
-        comparison_section(
-            Section(
-                "learning-rates",
-                "Learning rates",
-                "The paper takes one learning rate for all architectures of a level.",
-                "not swept by architecture",
-                small,
-                "Rates are chosen by validation loss, one seed; every other number of this page is of test documents.",
-            ),
-            every(rates),
+        Comparison(
+            "learning-rates",
+            "Learning rates",
+            "The paper takes one learning rate for all architectures of a level.",
+            "not swept by architecture",
+            small,
+            "Rates are chosen by validation loss, one seed; every other number of this page is of test documents.",
+            variants=every(rates),
             summary=rates_summary,
         ),
     )
@@ -404,4 +366,4 @@ def mini_study() -> Study:
         "learning rates": every(rates),
     }
     title = "The paper in miniature"
-    return Study("mini", title, LEAD, groups, sections, list(top.values()), SPEED, round_of=by_seed)
+    return Study("mini", title, LEAD, groups, sections, every(top), SPEED, round_of=by_seed)

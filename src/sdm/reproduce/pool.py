@@ -14,11 +14,12 @@ import subprocess
 import sys
 import threading
 import traceback
+from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
-from types import TracebackType
-from typing import IO
 
 from sdm.signals import CONTINUES, ending_with_one_message
+
+SIGNALS = 128  # a process that a signal ends has an exit code above
 
 
 def processors() -> int:
@@ -26,94 +27,54 @@ def processors() -> int:
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
-JobEnd = tuple[str, str | None]  # the name of a job, and why it failed if its log does not say
-
-
-class Pool:
-    """At most `size` processes. Leaving the context stops all of them; runs save first."""
+class Pool(contextlib.AbstractContextManager["Pool"]):
+    """Processes that run jobs, each served by a thread. Leaving the context stops all of them; runs save first."""
 
     def __init__(self, size: int) -> None:
-        self._size = size
-        self._ends: queue.Queue[tuple[_Worker, str | None]] = queue.Queue()
-        self._idle: list[_Worker] = []
-        self._busy: dict[_Worker, str] = {}
+        self._threads = ThreadPoolExecutor(max(size, 1))
+        self._processes: list[subprocess.Popen[bytes]] = []
+        self._idle: list[subprocess.Popen[bytes]] = []
 
-    def __enter__(self) -> Pool:
-        return self
+    def __exit__(self, *exception: object) -> None:
+        for process in self._processes:
+            process.send_signal(signal.SIGTERM)
+        self._threads.shutdown()
+        for process in self._processes:
+            with contextlib.suppress(BrokenPipeError):
+                process.communicate()
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
-        workers = (*self._busy, *self._idle)
-        for worker in workers:
-            worker.process.send_signal(signal.SIGTERM)
-        for worker in workers:
-            worker.close()
+    def start(self, folder: Path) -> Future[str | None]:
+        """Start the job that a folder describes. The result is None, or why the job failed if its log does not say."""
+        self._idle = [process for process in self._idle if process.poll() is None]
+        process = self._idle.pop() if self._idle else self._new_process()
+        return self._threads.submit(self._run, process, folder)
 
-    def is_free(self) -> bool:
-        """Whether another job can start."""
-        return len(self._busy) < self._size
-
-    def start(self, name: str, folder: Path) -> None:
-        """Start the job that a folder describes."""
-        worker = self._idle.pop() if self._idle else _Worker(self._ends)
-        self._busy[worker] = name
-        worker.start(folder)
-
-    def ended(self, seconds: float) -> list[JobEnd]:
-        """Return the jobs that have ended; wait at most `seconds` for the first."""
-        ends: list[JobEnd] = []
-        try:
-            worker, failure = self._ends.get(timeout=seconds)
-            while True:
-                if worker in self._busy:
-                    ends.append((self._busy.pop(worker), failure))
-                if worker.process.poll() is None:
-                    self._idle.append(worker)
-                else:
-                    worker.close()
-                    self._idle = [idle for idle in self._idle if idle is not worker]
-                worker, failure = self._ends.get_nowait()
-        except queue.Empty:
-            return ends
-
-
-class _Worker:
-    """A process that reads folders from its standard input and writes the exit code of each job."""
-
-    def __init__(self, ends: queue.Queue[tuple[_Worker, str | None]]) -> None:
-        # -P: modules are not imported from the working directory, where a random.py would shadow Python's.
-        command = [sys.executable, "-P", "-m", "sdm.reproduce.pool"]
-        self.process = subprocess.Popen(
-            command,
+    def _new_process(self) -> subprocess.Popen[bytes]:
+        process = subprocess.Popen(
+            # -P: modules are not imported from the working directory, where a random.py would shadow Python's.
+            [sys.executable, "-P", "-m", "sdm.reproduce.pool"],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             env=os.environ | {"OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"},
             # In a session of its own: Ctrl-C would reach it twice, and a second signal ends a run before it has saved.
             start_new_session=True,
         )
-        assert self.process.stdin is not None
-        assert self.process.stdout is not None
-        self._input = self.process.stdin
-        self._listener = threading.Thread(target=self._listen, args=(self.process.stdout, ends), daemon=True)
-        self._listener.start()
+        self._processes.append(process)
+        return process
 
-    def start(self, folder: Path) -> None:
-        """Start the job of a folder."""
-        with contextlib.suppress(BrokenPipeError):  # the process has died, and `_listen` reports it
-            self._input.write(os.fsencode(folder.absolute()) + b"\n")
-            self._input.flush()
-
-    def close(self) -> None:
-        """Wait for the process to end."""
-        self._listener.join()
-        with contextlib.suppress(BrokenPipeError):
-            self._input.close()
-
-    def _listen(self, output: IO[bytes], ends: queue.Queue[tuple[_Worker, str | None]]) -> None:
-        with output:
-            for line in output:
-                code = int(line)
-                ends.put((self, None if code == 0 else f"it ended with exit code {code} and said nothing"))
-        ends.put((self, f"its process {_ended(self.process.wait())}"))
+    def _run(self, process: subprocess.Popen[bytes], folder: Path) -> str | None:
+        """Write a folder to a process, and wait for the exit code of its job."""
+        assert process.stdin is not None
+        assert process.stdout is not None
+        with contextlib.suppress(BrokenPipeError):  # the process has died
+            process.stdin.write(os.fsencode(folder.absolute()) + b"\n")
+            process.stdin.flush()
+        answer = process.stdout.readline()
+        if not answer:
+            return f"its process {_ended(process.wait())}"
+        if int(answer) <= SIGNALS:
+            self._idle.append(process)
+        return None if int(answer) == 0 else f"it ended with exit code {int(answer)} and said nothing"
 
 
 def _ended(code: int) -> str:
@@ -132,7 +93,7 @@ def main() -> None:
         code = _logged(folders.get())
         gc.collect()
         answers.write(b"%d\n" % code)
-        if code > 128:  # a signal
+        if code > SIGNALS:
             sys.exit(code)
 
 

@@ -74,30 +74,23 @@ def layout(key_dim: int) -> str:
 
 
 def recall_forms() -> Forms:
-    """The models of recall."""
+    """The models of recall; the largest memory and the widest heads have three seeds."""
+    forms: dict[str, dict[str, dict[float, Variant]]] = {"sdm": {}, "gdn": {}, "full_attention": {}}
 
-    def form(kind: GlobalLayer, name: str, label: str, seeds: int = 1, **fields: object) -> dict[float, Variant]:
-        return sweep(f"recall-{name}", label, (RECALL[kind]["lr"],), ACCURACY, seeds, recall_config, kind, **fields)
+    def add(kind: GlobalLayer, name: str, label: str, rates: tuple[float, ...] = (), **fields: object) -> None:
+        rates = rates or (RECALL[kind]["lr"],)
+        forms[kind][label] = sweep(f"recall-{name}", label, rates, ACCURACY, 1, recall_config, kind, **fields)
 
-    def gdn(width: int, seeds: int, *rates: float) -> dict[float, Variant]:
-        name, label = f"recall-gdn-{layout(width)}-lr{{lr:g}}-seed{{seed}}", f"GDN, {layout(width)}"
-        return sweep(name, label, rates, ACCURACY, seeds, recall_config, "gdn", key_dim=width)
-
-    slots = {
-        count: form(
-            "sdm", f"sdm-{count}-seed{{seed}}", f"SDM, N = {count:,}", 3 if count == SLOTS[-1] else 1, num_slots=count
-        )
-        for count in SLOTS
-    }
-    *narrow, widest = KEY_DIMS
-    return {
-        "sdm": {f"SDM, N = {count:,}": rates for count, rates in slots.items()},
-        "gdn": {
-            **{f"GDN, {layout(width)}": gdn(width, 1, GDN_RATE) for width in narrow},
-            f"GDN, {layout(widest)}": gdn(widest, 1, *GDN_RATES) | gdn(widest, 3, GDN_RATE),
-        },
-        "full_attention": {"full attention": form("full_attention", "attention", "full attention")},
-    }
+    for slots in SLOTS:
+        add("sdm", f"sdm-{slots}-seed{{seed}}", f"SDM, N = {slots:,}", num_slots=slots)
+    for width in KEY_DIMS:
+        rates = GDN_RATES if width == KEY_DIMS[-1] else ()
+        add("gdn", f"gdn-{layout(width)}-lr{{lr:g}}-seed{{seed}}", f"GDN, {layout(width)}", rates, key_dim=width)
+    add("full_attention", "attention", "full attention")
+    for kind in ("sdm", "gdn"):
+        largest, lr = list(forms[kind].values())[-1], RECALL[kind]["lr"]
+        largest[lr] = replace(largest[lr], seeds=3)
+    return forms
 
 
 def code_variants() -> dict[str, Variant]:

@@ -21,9 +21,9 @@ from sdm.reproduce.recipes import mini as mini_recipe
 from sdm.reproduce.recipes import tasks as recall_recipe
 from sdm.reproduce.recipes.mini import mini
 from sdm.reproduce.recipes.tasks import recall
-from sdm.reproduce.sections.loss import comparison_section
+from sdm.reproduce.sections.loss import Comparison
 from sdm.reproduce.sections.recall import Forms, recall_section
-from sdm.reproduce.study import WRITE_RULE, Section, Study, Variant, every, sweep
+from sdm.reproduce.study import WRITE_RULE, Study, Variant, every, sweep
 from sdm.run.config import TrainConfig
 
 PAIRS = 256
@@ -123,18 +123,15 @@ def rivals_study(
     sections = [replace(recalled, title="Recall beside rivals of 2026", text=text, paper=paper, claims=())]
     if code:
         groups["code"] = code
-        section = Section(
-            "code",
-            f"Code: level {LEVEL} of the tiny ladder",
-            text,
-            paper,
-            (WRITE_RULE, *mini_recipe.DEVIATIONS, *UNTUNED),
-            "Choose a rate by the line below, whose documents are others than those of the table.",
-        )
         sections.append(
-            comparison_section(
-                section,
-                code,
+            Comparison(
+                "code",
+                f"Code: level {LEVEL} of the tiny ladder",
+                text,
+                paper,
+                (WRITE_RULE, *mini_recipe.DEVIATIONS, *UNTUNED),
+                "Choose a rate by the line below, whose documents are others than those of the table.",
+                variants=code,
                 base=code[len(code_rates)],
                 summary=lambda results: validation_summary(results, code, "rates are chosen"),
             )

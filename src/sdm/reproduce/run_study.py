@@ -143,28 +143,18 @@ def _measure_speed(study: Study, results: StudyResults) -> None:
         torch.set_num_threads(threads)
 
 
-def _write_traces(study: Study, results: StudyResults) -> None:
-    """Write the pages of the traced models."""
-    for variant in study.traced:
-        outcome = results.first(variant)
-        if outcome is None:
-            continue
-        try:
-            write_run_trace(outcome.folder, _trace_path(results, variant))
-        except (UserError, ValueError, ArithmeticError) as error:
-            log.warning("%s is not traced: %s", outcome.folder.name, error)
-
-
 def _trace_path(results: StudyResults, variant: Variant) -> Path:
     return results.folder / f"trace-{variant.run_name(0)}.html"
 
 
-def _trace_section(study: Study, results: StudyResults) -> tuple[PageSection, ...]:
-    """Links to the pages of the traced models; nothing if there are none."""
-    paths = [(variant.label, _trace_path(results, variant)) for variant in study.traced]
-    links = tuple((f"{label}: {path.name}", path.name) for label, path in paths if path.is_file())
-    text = "Point at a token of a held-out text, and the tokens that it reads light up. The maps are exact."
-    return (PageSection("Which tokens are read", (text,), links=links),) if links else ()
+def _write_traces(study: Study, results: StudyResults) -> None:
+    """Write the pages of the traced models."""
+    for variant in study.traced:
+        if (outcome := results.first(variant)) is not None:
+            try:
+                write_run_trace(outcome.folder, _trace_path(results, variant))
+            except (UserError, ValueError, ArithmeticError) as error:
+                log.warning("%s is not traced: %s", outcome.folder.name, error)
 
 
 def study_page(study: Study, results: StudyResults, seconds: float = 0.0) -> Page:
@@ -180,8 +170,11 @@ def study_page(study: Study, results: StudyResults, seconds: float = 0.0) -> Pag
     )
     command = f"sdm reproduce {study.name} --output {shlex.quote(str(results.folder))}"
     deviations = tuple(dict.fromkeys(line for section in study.sections for line in section.deviations))
+    traces = [(variant.label, _trace_path(results, variant)) for variant in study.traced]
+    links = tuple((f"{label}: {path.name}", path.name) for label, path in traces if path.is_file())
+    text = "Point at a token of a held-out text, and the tokens that it reads light up. The maps are exact."
     sections = (
-        *_trace_section(study, results),
+        *([PageSection("Which tokens are read", (text,), links=links)] if links else []),
         PageSection("Deviations from the paper", deviations),
         PageSection("Runs of each experiment", tables=(_groups_table(study, results),)),
         PageSection(
@@ -197,18 +190,11 @@ def study_page(study: Study, results: StudyResults, seconds: float = 0.0) -> Pag
 
 def _finding(section: Section, results: StudyResults) -> Finding:
     """A section as a finding; where it cannot be made it says why, so that the others are shown."""
-    finding = Finding(
-        section.key,
-        section.title,
-        section.text,
-        "not measured",
-        section.paper,
-        "missing",
-        deviations=tuple(section.deviations),
-    )
+    about = (section.key, section.title, section.text, "not measured", section.paper)
+    finding = Finding(*about, "missing", deviations=section.deviations)
     begun = not section.variants or any(results.by_seed(variant, section.measurement) for variant in section.variants)
     try:
-        exhibit = section.exhibit(results) if begun else Exhibit()
+        exhibit = section.show(results) if begun else Exhibit()
         differences = [(claim, claim.difference(results)) for claim in section.claims]
     except ImportError as error:
         return replace(finding, why=f"{error}. Install it, and the same command makes this part.")

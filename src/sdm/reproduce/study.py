@@ -132,12 +132,11 @@ class Difference:
             return None
         by_seed = tuple(math.fsum(values[key] for key in shared) / len(shared) for values in seeds)
         by_document = [math.fsum(values[key] for values in seeds) / len(seeds) for key in shared]
-        documents, over_seeds = weighted_mean(by_document), weighted_mean(by_seed)
-        mean, what = max((documents, "documents"), (over_seeds, "seeds"), key=lambda pair: _width(pair[0]))
-        counts = f"{len(shared)} documents, {_seeds(len(seeds))}"
-        if mean.low is None or mean.high is None:
-            return cls(mean.value, None, None, f"no interval: {counts}", by_seed)
-        return cls(mean.value, mean.low, mean.high, f"95% interval over {what}; {counts}", by_seed)
+        means = {"documents": weighted_mean(by_document), "seeds": weighted_mean(by_seed)}
+        over = max(means, key=lambda name: _width(means[name]))
+        known = f"95% interval over {over};" if means[over].low is not None else "no interval:"
+        interval = f"{known} {len(shared)} documents, {_seeds(len(seeds))}"
+        return cls(means[over].value, means[over].low, means[over].high, interval, by_seed)
 
     @classmethod
     def over_seeds(cls, values: Sequence[float]) -> Difference | None:
@@ -147,10 +146,6 @@ class Difference:
         mean = weighted_mean(values)
         interval = f"95% interval over {_seeds(len(values))}" if len(values) > 1 else "no interval: 1 seed"
         return cls(mean.value, mean.low, mean.high, interval, tuple(values))
-
-    def point(self, x: float = 0.0) -> Point:
-        """A point of a chart."""
-        return Point(x, self.value, self.low, self.high)
 
 
 def _width(mean: Mean) -> float:
@@ -200,14 +195,13 @@ class Claim:
         """The difference with its interval."""
         if difference is None:
             return NOT_YET
-        number = "{:+.1f}%" if self.percent else "{:+.3f}"
-        scale = 100 if self.percent else 1
-        text = number.format(scale * difference.value)
-        if difference.low is None or difference.high is None:
-            return f"{text} ({difference.interval})"
-        low, high = (number.format(scale * end) for end in (difference.low, difference.high))
-        kind, _, counts = difference.interval.partition(" over ")
-        return f"{text} ({kind} {low} to {high}{f' over {counts}' if counts else ''})"
+        ends = (difference.value, difference.low, difference.high)
+        scale, number = (100, "{:+.1f}%") if self.percent else (1, "{:+.3f}")
+        value, *interval = (number.format(scale * end) for end in ends if end is not None)
+        if not interval:
+            return f"{value} ({difference.interval})"
+        kind, over, counts = difference.interval.partition(" over ")
+        return f"{value} ({kind} {' to '.join(interval)}{over}{counts})"
 
 
 def combined(verdicts: Sequence[Verdict], missing: Sequence[str] = ()) -> Verdict:
@@ -256,6 +250,10 @@ class Section:
     """The models that it rests on."""
     measurement: str = "position"
     """The measurement that it rests on."""
+
+    def show(self, results: StudyResults) -> Exhibit:
+        """The tables and charts of what has been measured."""
+        return self.exhibit(results)
 
 
 @dataclass(frozen=True)
@@ -376,7 +374,7 @@ class StudyResults:
         outcome = self.first(variant)
         return None if outcome is None else outcome.facts
 
-    def values(self, variant: Variant, value: SummaryValue, measurement: str = "position") -> dict[int, float]:
+    def values(self, variant: Variant, value: SummaryValue = nats, measurement: str = "position") -> dict[int, float]:
         """A number of every seed that is measured and has it."""
         numbers = {
             seed: value(outcome.measured[measurement]) for seed, outcome in self.by_seed(variant, measurement).items()
@@ -388,18 +386,29 @@ class StudyResults:
         values = list(self.values(variant, value, measurement).values())
         return weighted_mean(values) if values else None
 
+    def units(self, variant: Variant, value: UnitValue) -> dict[int, dict[str, float]]:
+        """A number of every document, for each seed that is measured."""
+        runs = self.by_seed(variant, "position")
+        return {
+            seed: {key: value(unit) for key, unit in run.results["position"].units.items()}
+            for seed, run in runs.items()
+        }
+
     def paired(self, first: Variant, second: Variant, value: UnitValue = whole) -> Difference | None:
         """The first's number minus the second's on the same documents and seeds."""
         return Difference.paired(self.paired_units(first, second, value))
 
     def paired_units(self, first: Variant, second: Variant, value: UnitValue = whole) -> list[dict[str, float]]:
-        """The differences of every document, for each seed that both have."""
-        ours, theirs = (self.by_seed(variant, "position") for variant in (first, second))
-        pairs = []
-        for seed in sorted(ours.keys() & theirs.keys()):
-            mine, other = (runs[seed].results["position"].units for runs in (ours, theirs))
-            pairs.append({key: value(mine[key]) - value(other[key]) for key in mine if key in other})
-        return pairs
+        """The differences of every document, for each seed that both have. If the second has one seed by design, every
+        seed of the first is paired with it."""
+        ours, theirs = (self.units(variant, value) for variant in (first, second))
+        if second.seeds == 1 and theirs:
+            theirs = dict.fromkeys(ours, theirs[0])
+        return [
+            {key: number - theirs[seed][key] for key, number in mine.items() if key in theirs[seed]}
+            for seed, mine in ours.items()
+            if seed in theirs
+        ]
 
     def paired_seeds(self, first: Variant, second: Variant, value: SummaryValue, measurement: str) -> Difference | None:
         """The first's number minus the second's, for each seed that both have."""
@@ -429,6 +438,6 @@ def shown(mean: Mean | Difference | None, digits: int = 3, sign: bool = False, p
     return f"{number} ± {scale * (mean.high - mean.low) / 2:.{digits}f}{unit}"
 
 
-def point(x: float, mean: Mean) -> Point:
-    """A point of a chart with the interval of its mean."""
+def point(x: float, mean: Mean | Difference) -> Point:
+    """A point of a chart with the interval of a mean."""
     return Point(x, mean.value, mean.low, mean.high)

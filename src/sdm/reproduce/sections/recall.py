@@ -69,6 +69,7 @@ def recall_section(deviations: tuple[str, ...], forms: Forms, pairs: int, score:
         if not rates:
             return Exhibit()
         models = {kind: [model.variant for model in group] for kind, group in chosen.items()}
+        state = {variant: facts.state_elements for variant in rates if (facts := results.facts(variant)) is not None}
         best_forms = {kind: variant for kind in forms if (variant := best(results, kind)) is not None}
         sizes = [int(count) for count in results.summaries(next(iter(rates)), "recall")[0]["accuracy"]]
         by_pairs = {
@@ -79,8 +80,8 @@ def recall_section(deviations: tuple[str, ...], forms: Forms, pairs: int, score:
         }
         by_state: dict[str, list[Point]] = {}
         for kind, variants in models.items():
-            for place in ({_state(results, variant): variant} for variant in variants if kind in SEQUENCES):
-                points = curve(results, place, accuracy_at(pairs), "recall")
+            for variant in variants if kind in SEQUENCES else ():
+                points = curve(results, {state[variant]: variant}, accuracy_at(pairs), "recall")
                 by_state.setdefault(SEQUENCES[kind], []).extend(points)
         bands = "Bands: 95% intervals over seeds; models with one seed have none."
         charts = [
@@ -105,13 +106,13 @@ def recall_section(deviations: tuple[str, ...], forms: Forms, pairs: int, score:
         caption = f"{MEANS} GDN, HxK: H heads of key width K."
         tables = [
             table(results, "Recall: accuracy by the number of pairs K", rates, columns, caption),
-            _size_table(results, models, accuracy, pairs),
+            _size_table(results, models, state, accuracy, pairs),
         ]
         swept = {label: by_rate for group in forms.values() for label, by_rate in group.items() if len(by_rate) > 1}
         if swept:
             columns_of = {lr: f"{lr:g}" for lr in sorted({lr for by_rate in swept.values() for lr in by_rate})}
 
-            def cell(lr: float, variant: Variant) -> str:
+            def cell(variant: Variant) -> str:
                 return "-" if (value := score(results, variant)) is None else f"{value:.4f}"
 
             tables.append(grid_table("Sweep of the learning rate", swept, columns_of, cell, f"Shown: {chosen_by}."))
@@ -119,15 +120,15 @@ def recall_section(deviations: tuple[str, ...], forms: Forms, pairs: int, score:
             f"The learning rate of each form, and the form of each architecture, is chosen by {chosen_by}.",
             "The claim is about a larger state at equal parameters and FLOPs, not about recall per number of state.",
             *(
-                f"At an equal state of {_state(results, sdm):,} numbers: {sdm.label} {accuracy(results, sdm)}, "
+                f"At an equal state of {state[sdm]:,} numbers: {sdm.label} {accuracy(results, sdm)}, "
                 f"{gdn.label} {accuracy(results, gdn)}."
                 for sdm in models.get("sdm", ())
                 for gdn in models.get("gdn", ())
-                if _state(results, sdm) == _state(results, gdn)
+                if state[sdm] == state[gdn]
             ),
         ]
         words = [
-            f"{variant.label} {accuracy(results, variant)} ({_state(results, variant):,} numbers of state"
+            f"{variant.label} {accuracy(results, variant)} ({state[variant]:,} numbers of state"
             f"{', growing with the context' if kind == 'full_attention' else ''})"
             for kind, variant in best_forms.items()
         ]
@@ -154,23 +155,20 @@ def recall_section(deviations: tuple[str, ...], forms: Forms, pairs: int, score:
     )
 
 
-def _state(results: StudyResults, variant: Variant) -> int:
-    facts = results.facts(variant)
-    assert facts is not None, "a measured run is trained"
-    return facts.state_elements
-
-
-def _size_table(results: StudyResults, models: Mapping[str, Sequence[Variant]], accuracy: Cell, pairs: int) -> Table:
-    variants = every(models)
-    largest = max(models.get("sdm") or variants[:1], key=lambda variant: _state(results, variant))
+def _size_table(
+    results: StudyResults,
+    models: Mapping[str, Sequence[Variant]],
+    state: Mapping[Variant, int],
+    accuracy: Cell,
+    pairs: int,
+) -> Table:
+    variants = sorted(state, key=state.__getitem__)
+    largest = max(models.get("sdm") or every(models)[:1], key=state.__getitem__)
     facts = results.facts(largest)
     flops = facts.flops_per_token if facts is not None else 1
-
-    def state(results: StudyResults, variant: Variant) -> str:
-        return f"{_state(results, variant):,}{' (grows)' if variant in models.get('full_attention', ()) else ''}"
-
+    growing = models.get("full_attention", ())
     columns: dict[str, Cell] = {
-        "state": state,
+        "state": lambda results, variant: f"{state[variant]:,}{' (grows)' if variant in growing else ''}",
         "parameters": fact_cell(lambda facts: f"{facts.parameters:,}"),
         "M0": fact_cell(lambda facts: f"{facts.initial_state_parameters:,}"),
         "FLOPs": fact_cell(lambda facts: f"{facts.flops_per_token / flops - 1:+.1%}"),
@@ -180,7 +178,6 @@ def _size_table(results: StudyResults, models: Mapping[str, Sequence[Variant]], 
         "State: numbers kept behind the context. M0: numbers of the learned initial state, beside the parameters. "
         f"FLOPs per token, against {largest.label}."
     )
-    variants.sort(key=lambda variant: _state(results, variant))
     return table(results, "Recall by the size of the state", variants, columns, caption)
 
 
@@ -188,34 +185,26 @@ def accuracy_section(
     section: Section, variants: Mapping[str, Variant], measurement: str, paper: str, caption: str
 ) -> Section:
     """The mean accuracy over the tasks of a measurement ("ruler" or "harness") for every architecture."""
-    value = {"ruler": _ruler_accuracy, "harness": _harness_accuracy}[measurement]
     asked = all(measurement in variant.measurements for variant in variants.values())
-    accuracy = mean_cell(value, measurement, percent=True)
+    accuracy = mean_cell(task_accuracy, measurement, percent=True)
 
     def exhibit(results: StudyResults) -> Exhibit:
         if not asked:
             raise ImportError("lm-evaluation-harness is not installed (the extra `eval`)")
-        models = [variant for variant in variants.values() if results.values(variant, value, measurement)]
+        models = [variant for variant in variants.values() if results.values(variant, task_accuracy, measurement)]
         columns = {"accuracy": accuracy, "seeds": seeds_cell(measurement)}
         made = table(results, section.title, variants.values(), columns, caption, "global layers")
         return Exhibit([made], summary=", ".join(f"{variant.label} {accuracy(results, variant)}" for variant in models))
 
     quantity = "SDM - GDN, mean accuracy of the tasks"
-    claim = accuracy_claim(quantity, paper, variants["sdm"], variants["gdn"], value, measurement)
+    claim = accuracy_claim(quantity, paper, variants["sdm"], variants["gdn"], task_accuracy, measurement)
     rests_on = tuple(variants.values()) if asked else ()
     return replace(section, exhibit=exhibit, claims=(claim,), variants=rests_on, measurement=measurement)
 
 
-def _ruler_accuracy(summary: Mapping[str, Any]) -> float | None:
-    """The mean over the tasks, each over the lengths that it fits into."""
-    return _mean([task["accuracy"] for task in summary["tasks"].values()])
-
-
-def _harness_accuracy(summary: Mapping[str, Any]) -> float | None:
-    """The mean accuracy over the tasks that have one."""
-    return _mean([task["metrics"].get("acc", {}).get("value") for task in summary["tasks"].values()])
-
-
-def _mean(values: Sequence[float | None]) -> float | None:
+def task_accuracy(summary: Mapping[str, Any]) -> float | None:
+    """The mean accuracy over the tasks that have one: of RULER, or of lm-evaluation-harness."""
+    tasks = summary["tasks"].values()
+    values = [task["accuracy"] if "accuracy" in task else task["metrics"].get("acc", {}).get("value") for task in tasks]
     known = [value for value in values if value is not None]
     return sum(known) / len(known) if known else None
