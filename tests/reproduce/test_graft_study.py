@@ -9,7 +9,7 @@ import pytest
 
 from reproduce.made import outcome, study_results
 from sdm.errors import UserError
-from sdm.reproduce.graft import DOCUMENTS, METHODS, base_runs, gain, graft_study
+from sdm.reproduce.graft import DOCUMENTS, GRIDS, METHODS, PLACES, RATES, base_runs, gain, graft_study
 from sdm.reproduce.run_study import study_page
 
 EDGES = [0, 128, 256, 512, 1024, 2048]
@@ -33,7 +33,7 @@ def test_runs_start_from_a_base_of_their_own_settings() -> None:
     assert {
         "mistral-64",
         "qwen3-64",
-        f"mistral-64-sdm-8-{METHODS['sdm'].rate:g}-s2",
+        f"mistral-64-sdm-8-{RATES['mistral']['sdm']:g}-s2",
         "qwen3-64-w64-gdn-all-8-0.01-s2",
     } <= set(runs)
     for variant, seed in runs.values():
@@ -52,23 +52,33 @@ def test_runs_start_from_a_base_of_their_own_settings() -> None:
 
 def test_methods_of_a_base_see_the_same_rows() -> None:
     for architecture in ("mistral", "qwen3"):
-        runs = base_runs(architecture, FOLDER, 64, 8, 3, rates=False)
+        runs = base_runs(architecture, FOLDER, 64, 8, 3, first=False)
         assert len({variant.recipe(1).data for variant in runs.methods.values()}) == 1
         assert len({variant.recipe(seed).data for variant in runs.methods.values() for seed in (0, 1)}) == 2
 
 
 def test_every_rate_is_one_that_was_tried() -> None:
-    rates = {method.rate for method in METHODS.values() if method.grid}
-    for method in METHODS.values():
-        assert method.rate in (method.grid or rates)
+    assert {method.kin for method in METHODS.values()} == GRIDS.keys()
+    for rates in RATES.values():
+        assert rates.keys() == GRIDS.keys()
+        assert all(rate in GRIDS[method] for method, rate in rates.items())
+
+
+def test_places_share_their_run_with_the_method() -> None:
+    runs = base_runs("mistral", FOLDER, 64, 8, 3)
+    assert runs.places.keys() == PLACES.keys()
+    assert runs.places["block2"].run_name(0) == runs.methods["sdm"].run_name(0)
+    configs = [variant.recipe(0) for variant in runs.places.values()]
+    assert all(configs.count(config) == 1 for config in configs)
+    assert "position" not in runs.places["block0"].measurements
 
 
 def test_only_grafts_limit_the_attention_of_qwen3() -> None:
-    runs = base_runs("qwen3", FOLDER, 64, 8, 1, rates=False)
+    runs = base_runs("qwen3", FOLDER, 64, 8, 1, first=False)
     windows = {name: variant.recipe(0).adapt.attention_window for name, variant in runs.methods.items()}  # type: ignore[union-attr]
     assert {name for name, window in windows.items() if window is None} == {"full", "lora-4", "lora-16"}
     assert runs.start is not runs.base
-    assert base_runs("mistral", FOLDER, 64, 8, 1, rates=False).start.name == "mistral-64"
+    assert base_runs("mistral", FOLDER, 64, 8, 1, first=False).start.name == "mistral-64"
 
 
 def test_unknown_bases_are_refused() -> None:
@@ -87,21 +97,21 @@ def test_page(monkeypatch: pytest.MonkeyPatch) -> None:
     outcomes = {"mistral-64": measured("mistral-64", 3.0, 3.0)}
     for seed in range(3):
         for method, near, far in (("sdm", 3.02, 2.8), ("gdn", 3.0, 2.95), ("full", 2.99, 2.9)):
-            name = f"mistral-64-{method}-8-{METHODS[method].rate:g}-s{seed}"
+            name = f"mistral-64-{method}-8-{RATES['mistral'][method]:g}-s{seed}"
             outcomes[name] = measured(name, near, far - 0.01 * seed, 0.1)
     page = study_page(study, study_results(outcomes, study.variants()))
-    methods, recall, rates = page.findings
+    methods, recall, choices = page.findings
     assert methods.verdict == "differs", "the graft is worse near the start"
     verdicts = [row[-1] for row in methods.tables[0].rows]
     assert verdicts == ["agrees", "agrees", "agrees", "differs", "differs"]
     rows = {row[0]: row for row in methods.tables[1].rows}
     assert rows["base"][4:9] == ("4.000", "3.000", "3.000", "3.000", "4.000")
     graft = rows["SDM graft, base frozen"]
-    assert graft[1:4] == ("6", f"{METHODS['sdm'].rate:g}", "3")
+    assert graft[1:4] == ("6", f"{RATES['mistral']['sdm']:g}", "3")
     assert graft[9].startswith("+0.020")
     assert graft[10].startswith("-0.210")
     assert graft[11].startswith("+0.100")
     assert rows["full fine-tuning"][1] == "26"
     assert recall.verdict == "missing"
-    assert f"{METHODS['sdm'].rate:g}: 3.020" in str(rates.tables[0].rows)
+    assert f"{RATES['mistral']['sdm']:g}: 3.020" in str(choices.tables[0].rows)
     assert str(DOCUMENTS) in methods.tables[1].caption

@@ -152,7 +152,7 @@ class Graft(StudyCommand):
     seeds: int = 3
     """Seeds of every method; a base has one."""
     bases: tuple[str, ...] = ("mistral", "qwen3")
-    """Architectures of the bases. Learning rates and the recall task are of the first."""
+    """Architectures of the bases. The recall task is of the first."""
     window: int = 64
     """Tokens that grafts limit full attention to."""
 

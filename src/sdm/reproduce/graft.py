@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +17,7 @@ from sdm.analysis.charts import ZERO
 from sdm.data.recall import RecallConfig
 from sdm.errors import UserError
 from sdm.evaluation.measurement import Measurement
-from sdm.evaluation.position import POSITION, Position
+from sdm.evaluation.position import Position
 from sdm.evaluation.recall import Recall
 from sdm.evaluation.report import AnyChart, Chart, Point, Table
 from sdm.models.saved_folder import read_shapes
@@ -56,6 +56,7 @@ MEASUREMENTS: dict[str, Measurement] = {
 PAIRS = 64
 RECALL: dict[str, Measurement] = {"recall": Recall(task="recall", sizes=(PAIRS,), rows=32)}
 NEAR, FAR = stretch(0), stretch(-1)
+EDGES = (128, 256, 512, 1024, 2048)  # ends of the stretches that loss is shown for
 
 
 @dataclass(frozen=True)
@@ -104,6 +105,7 @@ PLACES: dict[str, tuple[str, Mapping[str, Any]]] = {
     "norm": ("in block 2, readings normalised (norm_eps 1e-6)", {"norm_eps": 1e-6}),
 }
 """Where the memory of `sdm` is, and what its readings pass; compared on validation documents."""
+DRAWN = ("sdm", "sdm-m0", "gdn", "full", "lora-16")
 ON_TASK = ("full", "lora-16", "gdn", "sdm", "sdm-all", "gdn-all")
 
 
@@ -116,37 +118,46 @@ class BaseRuns:
     start: Variant
     """The base as the methods start from it: of Qwen3 with limited attention."""
     methods: Mapping[str, Variant]
+    rates: Mapping[str, Mapping[float, Variant]]
+    places: Mapping[str, Variant]
+    task: Mapping[str, Variant]
+    """Of recall; empty for all but the first base."""
     rounds: Mapping[str, int]
     """The round of each variant by its name, from 1 on; of the base 0."""
-    limit: int = LIMIT
+    limit: int
     """Tokens that grafts limit full attention to."""
-    rates: Mapping[str, Mapping[float, Variant]] = field(default_factory=dict)
-    task: Mapping[str, Variant] = field(default_factory=dict)
 
     def all(self) -> list[Variant]:
         """Every run, each once."""
-        return every([self.base, self.start, self.methods, self.rates, self.task])
+        return every([self.base, self.start, self.methods, self.rates, self.places, self.task])
 
 
 def base_runs(
-    architecture: str, output: Path, base_steps: int, steps: int, seeds: int, rates: bool, limit: int = LIMIT
+    architecture: str, output: Path, base_steps: int, steps: int, seeds: int, first: bool = True, limit: int = LIMIT
 ) -> BaseRuns:
-    """The runs of a base in the folder of a study; with `rates` those of other learning rates, and the recall task.
+    """The runs of a base in the folder of a study; those of the `first` base come first, and have the recall task.
 
     Grafts limit full attention to `limit` tokens.
     """
-    name = f"{architecture}-{base_steps}"
+    name, chosen = f"{architecture}-{base_steps}", RATES[architecture]
     base = Variant(name, "base", lambda seed: pretrain(architecture, base_steps, seed), MEASUREMENTS)
     window = {"attention_window": limit} if "sliding_window" not in BASES[architecture] else {}
-
+    # Choices are made on validation documents: what is not chosen is not measured on test documents.
+    valid = {"valid": MEASUREMENTS["valid"]}
     rounds: dict[str, int] = {}
+    later = 0 if first else 3  # the second base comes after the first one's primary methods
 
-    def variant(method: str, lr: float, count: int, place: int, task: bool = False, total: int = steps) -> Variant:
+    def variant(
+        key: str, method: str, lr: float, place: int, task: bool = False, total: int = steps, **fields: Any
+    ) -> Variant:
         entry = METHODS[method]
-        grafted = window if entry.fields.get("method", "graft") == "graft" else {}
+        fields = {**entry.fields, **fields}
+        grafted = fields.get("method", "graft") == "graft"
+        if not fields.get("freeze_base", True):
+            fields["base_lr"] = chosen["full"]
 
         def recipe(seed: int) -> TrainConfig:
-            config = adapt(output / name, total, lr, seed, **entry.fields, **grafted)
+            config = adapt(output / name, total, lr, seed, **fields, **(window if grafted else {}))
             if not task:
                 return config
             data = RecallConfig(
@@ -154,28 +165,29 @@ def base_runs(
             )
             return replace(config, data=data)
 
-        before = f"{'recall-' if task else ''}{f'w{limit}-' if grafted else ''}"
-        run = f"{name}-{before}{method}-{total}-{lr:g}-s{{seed}}"
-        rounds.setdefault(run, place)
-        return Variant(run, entry.label, recipe, RECALL if task else MEASUREMENTS, count)
+        before = f"{'recall-' if task else ''}{f'w{limit}-' if window and grafted else ''}"
+        run = f"{name}-{before}{key}-{total}-{lr:g}-s{{seed}}"
+        rounds.setdefault(run, place + later)
+        return Variant(run, entry.label, recipe, RECALL if task else MEASUREMENTS, seeds)
 
-    later = 3 if window else 0  # the second base comes after the first one's primary methods
-    methods = {method: variant(method, entry.rate, seeds, entry.round + later) for method, entry in METHODS.items()}
+    methods = {key: variant(key, key, chosen[entry.kin], entry.round) for key, entry in METHODS.items()}
+    names = {method.name for method in methods.values()}
+
+    def tried(run: Variant) -> Variant:
+        return replace(run, seeds=1, measurements=MEASUREMENTS if run.name in names else valid)
+
+    rates = {method: {lr: tried(variant(method, method, lr, 2)) for lr in grid} for method, grid in GRIDS.items()}
+    places = {
+        key: replace(tried(variant(key if fields else "sdm", "sdm", chosen["sdm"], 2, **fields)), label=label)
+        for key, (label, fields) in PLACES.items()
+    }
+    on_task = ON_TASK if first else ()
+    task = {key: variant(key, key, chosen[METHODS[key].kin], 6, task=True, total=2 * steps) for key in on_task}
     start = base
     if window:  # one step at a rate that changes nothing: the base within its window
         label = f"base, attention limited to {limit} tokens"
-        start = replace(variant("sdm", 1e-12, 1, 1 + later, total=1), label=label)
-    if not rates:
-        return BaseRuns(architecture, base, start, methods, rounds, limit)
-    # Choices are made on validation documents: what is not chosen is not measured on test documents.
-    valid = {"valid": MEASUREMENTS["valid"]}
-    tried: dict[str, dict[float, Variant]] = {}
-    for method, entry in METHODS.items():
-        for lr in entry.grid:
-            run = variant(method, lr, 1, 2)
-            tried.setdefault(method, {})[lr] = run if lr == entry.rate else replace(run, measurements=valid)
-    task = {method: variant(method, METHODS[method].rate, seeds, 6, task=True, total=2 * steps) for method in ON_TASK}
-    return BaseRuns(architecture, base, start, methods, rounds, limit, tried, task)
+        start = replace(variant("sdm", "sdm", 1e-12, 1, total=1), label=label, seeds=1)
+    return BaseRuns(architecture, base, start, methods, rates, places, task, rounds, limit)
 
 
 def graft_study(
@@ -188,7 +200,7 @@ def graft_study(
         base_steps: Steps of the bases, of 2,048 tokens each.
         steps: Steps of every method, of 2,048 tokens each.
         seeds: Seeds of every method; a base has one.
-        architectures: Keys of `BASES`; learning rates and the recall task are of the first.
+        architectures: Keys of `BASES`; the recall task is of the first.
         limit: Tokens that grafts limit full attention to.
     """
     for name in architectures:
@@ -200,9 +212,9 @@ def graft_study(
     groups = {base.architecture: base.all() for base in bases}
     rounds = {name: place for base in bases for name, place in base.rounds.items()}
     sections = [_methods_section(base, base_steps, steps) for base in bases]
-    sections += [_task_section(bases[0]), _rates_section(bases[0])]
+    sections += [_task_section(bases[0]), *(_choices_section(base) for base in bases)]
     lead = (
-        "A memory is put in parallel to the attention of the first block of a pretrained model, with an output of "
+        "A memory is put in parallel to the attention of a middle block of a pretrained model, with an output of "
         "zero, and trained on longer texts than the base has seen. The paper only hints at this. Compared with it are "
         "LoRA and full fine-tuning on the same rows, and a gated delta net in the place of the sparse memory."
     )
@@ -270,7 +282,7 @@ def _methods_section(runs: BaseRuns, base_steps: int, steps: int) -> Section:
                 (
                     variant.label,
                     "-" if trained is None or untrained else f"{trained:,}",
-                    "-" if untrained else f"{METHODS[_key(methods, variant)].rate:g}",
+                    "-" if untrained else f"{variant.recipe(0).optim.lr:g}",
                     str(count),
                     *(shown(_mean(results, variant, stretch(place))) for place in range(5)),
                     "-" if variant is start else shown(results.paired(variant, start, NEAR), sign=True),
@@ -278,7 +290,7 @@ def _methods_section(runs: BaseRuns, base_steps: int, steps: int) -> Section:
                     shown(_mean(results, variant, gain), sign=True),
                 )
             )
-        places = ("0-128", "to 256", "to 512", "to 1,024", "to 2,048")
+        places = ("0-128", *(f"to {edge:,}" for edge in EDGES[1:]))
         differences = ("to base, 0-128", "to base, to 2,048", "gain, to 2,048")
         columns = ("method", "trained", "rate", "seeds", *places, *differences)
         caption = (
@@ -310,21 +322,17 @@ def _methods_section(runs: BaseRuns, base_steps: int, steps: int) -> Section:
     return replace(section, exhibit=exhibit, claims=claims, variants=(runs.base, *methods.values()))
 
 
-def _key(methods: Mapping[str, Variant], variant: Variant) -> str:
-    return next(name for name, entry in methods.items() if entry is variant)
-
-
 def _chart(results: StudyResults, runs: BaseRuns) -> list[tuple[AnyChart, str]]:
     curves: dict[str, list[Point]] = {}
-    middles = [64, 181, 362, 724, 1448]
-    for variant in runs.methods.values():
-        places = [(x, variant, runs.start, stretch(place)) for place, x in enumerate(middles)]
+    for variant in (runs.methods[name] for name in DRAWN):
+        places = [(x, variant, runs.start, stretch(place)) for place, x in enumerate(EDGES)]
         if line := difference_curve(results, places):
             curves[variant.label] = line
     title = f"{runs.architecture}: loss above the base's, by position"
     label = "difference to the base (nats per token)"
     name = f"graft-{runs.architecture}"
-    return [(Chart(name, title, POSITION, label, curves, log_x=True, references=(ZERO,)), f"{title}.")]
+    chart = Chart(name, title, "up to this position in the document", label, curves, log_x=True, references=(ZERO,))
+    return [(chart, f"{title}; 95% intervals.")]
 
 
 def _task_section(runs: BaseRuns) -> Section:
@@ -350,25 +358,36 @@ def _task_section(runs: BaseRuns) -> Section:
     )
 
 
-def _rates_section(runs: BaseRuns) -> Section:
+def _choices_section(runs: BaseRuns) -> Section:
+    """Learning rates, and the place of the memory."""
+
     def exhibit(results: StudyResults) -> Exhibit:
+        used = RATES[runs.architecture]
         rows = []
         for method, rates in runs.rates.items():
             losses = {lr: results.mean(variant, nats, "valid") for lr, variant in rates.items()}
             cells = [f"{lr:g}: {mean.value:.3f}" for lr, mean in losses.items() if mean is not None]
             if cells:
-                rows.append((METHODS[method].label, "; ".join(cells), f"{METHODS[method].rate:g}"))
+                rows.append((METHODS[method].label, "; ".join(cells), f"{used[method]:g}"))
         caption = f"Nats per token on {DOCUMENTS} validation documents, seed 0."
-        summary = "; ".join(f"{label}: {used}" for label, _, used in rows)
         tried = Table("Learning rates", ("method", "rate: loss on validation documents", "used"), rows, caption)
-        return Exhibit([tried], summary=f"rates in use: {summary}")
+        stretches = {f"to {edge:,}": index for index, edge in enumerate(EDGES)}
+        columns = {
+            name: mean_cell(lambda summary, index=index: summary["positions"][index]["nll"], "valid")  # type: ignore[misc]
+            for name, index in stretches.items()
+        }
+        placed = [runs.start, *runs.places.values()]
+        where = table(results, "Where the memory is", placed, {"all": mean_cell(nats, "valid"), **columns}, caption)
+        summary = "; ".join(f"{label}: {rate}" for label, _, rate in rows)
+        return Exhibit([tried, where], summary=f"rates in use: {summary}")
 
     return Section(
-        "rates",
-        f"Learning rates, chosen on validation documents of {runs.architecture}",
-        "Every method has a rate of its own. LoRA of rank 16, M0 and everything trained take those of their kin.",
+        f"choices-{runs.architecture}",
+        f"{runs.architecture}: choices on validation documents",
+        "Every method has a rate of its own. LoRA of rank 16, M0, distillation and everything trained take those of "
+        "their kin.",
         "not reported",
         exhibit=exhibit,
-        variants=every(runs.rates),
+        variants=every([runs.rates, runs.places]),
         measurement="valid",
     )
