@@ -71,14 +71,14 @@ def mean_of_means(groups: Sequence[Sequence[float]]) -> Mean:
 
 
 @functools.cache
-def student_quantile(freedom: int, confidence: float = CONFIDENCE) -> float:
-    """Return the t for which a proportion `confidence` of Student's distribution lies within -t ... t."""
+def student_quantile(freedom: int) -> float:
+    """Return the t for which a proportion `CONFIDENCE` of Student's distribution lies within -t ... t."""
     low, high = 0.0, 1.0
-    while _within(high, freedom) < confidence:
+    while _within(high, freedom) < CONFIDENCE:
         high *= 2
     for _ in range(60):
         middle = (low + high) / 2
-        low, high = (middle, high) if _within(middle, freedom) < confidence else (low, middle)
+        low, high = (middle, high) if _within(middle, freedom) < CONFIDENCE else (low, middle)
     return high
 
 
