@@ -142,7 +142,7 @@ ComparedPairs = Literal["baseline", "all"]
 
 
 @dataclass(frozen=True)
-class Difference:
+class PairedDifference:
     """Paired difference of two models in one quantity."""
 
     quantity: str
@@ -154,7 +154,7 @@ class Difference:
     """Mean over documents of the second model's value minus the first's."""
 
 
-def compare(measurement: Measurement, first: Results, second: Results) -> list[Difference]:
+def compare(measurement: Measurement, first: Results, second: Results) -> list[PairedDifference]:
     """Compare two models on the documents that both have been measured on.
 
     Raises:
@@ -175,7 +175,7 @@ def compare(measurement: Measurement, first: Results, second: Results) -> list[D
             weighted_mean([side[key][0] for key in shared], weights).value for side in (ours, others)
         )
         difference = weighted_mean([others[key][0] - ours[key][0] for key in shared], weights)
-        compared.append(Difference(quantity, first_mean, second_mean, difference))
+        compared.append(PairedDifference(quantity, first_mean, second_mean, difference))
     return compared
 
 
