@@ -19,7 +19,7 @@ from sdm.evaluation.inference import Scorer
 from sdm.evaluation.measurement import evaluate
 from sdm.evaluation.position import Position, position_edges, score_by_position
 from sdm.evaluation.report import Point
-from sdm.evaluation.statistics import Difference, Mean, compare
+from sdm.evaluation.statistics import Mean, PairedDifference, compare
 from sdm.models.layer_types import local_reach
 from tiny_models import tiny_config, tiny_model, tokens
 from training.runs import text_run, train
@@ -189,13 +189,13 @@ def test_several_models_are_drawn_by_their_differences() -> None:
     assert alone.has_intervals()
     assert not several.has_intervals()
     differences = [
-        Difference("nats/token", 3.0, 3.2, Mean(0.2, 0.1, 0.3, 4)),
-        Difference("nats/token to 256", 3.0, 3.1, Mean(0.1, 0.05, 0.15, 4)),
+        PairedDifference("nats/token", 3.0, 3.2, Mean(0.2, 0.1, 0.3, 4)),
+        PairedDifference("nats/token to 256", 3.0, 3.1, Mean(0.1, 0.05, 0.15, 4)),
     ]
     (chart,) = Position().difference_charts(summary, "a", {"b": differences})
     assert chart.curves == {"b - a": [Point(128, 0.1, 0.05, 0.15)]}
     assert [reference.at for reference in chart.references] == [0]
-    differences.append(Difference("gain to 64", 0.1, 0.4, Mean(0.3, 0.2, 0.4, 4)))
+    differences.append(PairedDifference("gain to 64", 0.1, 0.4, Mean(0.3, 0.2, 0.4, 4)))
     _, gain = Position().difference_charts(summary, "a", {"b": differences})
     assert gain.name == "context-gain-differences"
     assert gain.curves == {"b - a": [Point(32, 0.3, 0.2, 0.4)]}

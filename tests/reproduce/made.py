@@ -1,14 +1,16 @@
-"""Outcomes of runs that were never trained, for tests of what is said about them."""
+"""Outcomes of runs that were never trained, for tests of what is said about them; and studies that run in seconds."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from sdm.evaluation.results import Results
 from sdm.reproduce.jobs import Outcome, RunFacts
-from sdm.reproduce.study import StudyResults, Variant
+from sdm.reproduce.run_study import run_study
+from sdm.reproduce.study import Study, StudyResults, Variant
 
 FACTS: dict[str, Any] = {
     "parameters": 1000,
@@ -51,3 +53,21 @@ def study_results(outcomes: Mapping[str, Outcome], variants: Sequence[Variant] =
     """Results of a study; the runs of `variants` that have no outcome are missing."""
     names = [variant.run_name(seed) for variant in variants for seed in range(variant.seeds)]
     return StudyResults(Path("nowhere"), {}, {name: Outcome(Path(name)) for name in names} | dict(outcomes))
+
+
+def small(variant: Variant, **data: Any) -> Variant:
+    """Two steps on few short rows."""
+    config = variant.recipe(0)
+    data = {"batch_size": 2, **data}
+    short = replace(
+        config, data=replace(config.data, **data), schedule=replace(config.schedule, steps=2, warmup=0, decay=1)
+    )
+    return replace(variant, recipe=lambda seed: replace(short, seed=seed), seeds=1)
+
+
+def run_twice(study: Study, folder: Path) -> None:
+    """The second time nothing is left to do."""
+    for _ in range(2):
+        report = run_study(study, folder, 1)
+        report.check()
+    assert f"{report.runs} of {report.runs} runs are finished" in report.page.lead

@@ -14,7 +14,7 @@ import numpy as np
 from sdm.analysis.draw import architecture
 from sdm.analysis.scaling import PowerLaw
 from sdm.evaluation.position import POSITION
-from sdm.evaluation.report import Chart, Grid, HeatMap, Look, Point, Reference, Rows
+from sdm.evaluation.report import Chart, Grid, HeatMap, Look, Point, Reference
 from sdm.models import SDMConfig, cost, ladder
 from sdm.models.layer_types import LAYER_TYPES
 from sdm.models.layer_types.base import LayerCost
@@ -43,21 +43,22 @@ def gain_chart(curves: Curves, name: str = "context-gain") -> Chart:
     return Chart(name, "Context gain by position", POSITION, y, curves, log_x=True, references=(ZERO,))
 
 
-def initial_state_chart(learned: Curves, null: Curves, name: str = "initial-state") -> Chart:
+def initial_state_chart(learned: Curves, null: Curves) -> Chart:
     """Learned against null initial state by position, for each architecture."""
     curves: dict[str, Sequence[Point]] = {}
     for model in dict.fromkeys((*learned, *null)):
         curves |= {
             f"{model}, {kind} M0": both[model] for kind, both in (("learned", learned), ("null", null)) if model in both
         }
-    return position_chart(curves, name=name, title="Learned and null initial state")
+    return position_chart(curves, name="initial-state", title="Learned and null initial state")
 
 
-def recall_chart(curves: Curves, trained_to: int | None = None, name: str = "recall") -> Chart:
+def recall_chart(curves: Curves, trained_to: int | None = None) -> Chart:
     """Accuracy of recall, a proportion, against the number of pairs K."""
     references = () if trained_to is None else (Reference(trained_to, f"trained to K = {trained_to}", "x"),)
     y = _with_interval("accuracy of recall", curves)
-    return Chart(name, "Recall", "pairs to keep apart (K)", y, curves, log_x=True, percent=True, references=references)
+    x = "pairs to keep apart (K)"
+    return Chart("recall", "Recall", x, y, curves, log_x=True, percent=True, references=references)
 
 
 def state_recall_chart(curves: Curves, pairs: int | None = None, name: str = "recall-state") -> Chart:
@@ -83,50 +84,40 @@ def state_recall_chart(curves: Curves, pairs: int | None = None, name: str = "re
     )
 
 
-def cost_chart(
-    time: Curves,
-    memory: Curves,
-    time_label: str = "time per generated token (ms)",
-    memory_label: str = "state behind the context (MB)",
-    name: str = "cost",
-) -> Grid:
-    """Time, from zero, and memory of a token against the length of the context, side by side."""
+def cost_chart(time: Curves, memory: Curves) -> Grid:
+    """Time (ms), from zero, and memory (MB) of a token against the length of the context, side by side."""
+    labels = ("time per generated token (ms)", "state behind the context (MB)")
     charts = [
-        Chart(f"{name}-time", "Time", CONTEXT, time_label, time, log_x=True, y_scale="zero"),
-        Chart(f"{name}-memory", "Memory", CONTEXT, memory_label, memory, log_x=True, y_scale="auto"),
+        Chart("cost-time", "Time", CONTEXT, labels[0], time, log_x=True, y_scale="zero"),
+        Chart("cost-memory", "Memory", CONTEXT, labels[1], memory, log_x=True, y_scale="auto"),
     ]
-    return Grid(name, "", charts, width=2, share_y=False)
+    return Grid("cost", "", charts, width=2, share_y=False)
 
 
-def slots_chart(curves: Curves, baselines: Mapping[str, Point] | None = None, name: str = "memory-size") -> Chart:
+def slots_chart(curves: Curves, baselines: Mapping[str, Point] | None = None) -> Chart:
     """Loss against the number of slots N; models without slots are level lines."""
     y = _with_interval("nats per token, held out", curves)
     references = tuple(
         Reference(point.y, model, "y", model, point.low, point.high) for model, point in (baselines or {}).items()
     )
     title = "Loss by the number of slots"
-    return Chart(name, title, "slots per head (N)", y, curves, log_x=True, references=references)
+    return Chart("memory-size", title, "slots per head (N)", y, curves, log_x=True, references=references)
 
 
-def write_read_chart(cells: Mapping[tuple[int, int], Point], name: str = "writes-and-reads") -> HeatMap:
+def write_read_chart(cells: Mapping[tuple[int, int], Point]) -> HeatMap:
     """Loss by the numbers of writes and reads of a token, (W, R)."""
-    title = "Loss by writes and reads"
-    return HeatMap(name, title, "reads per token (R)", "writes per token (W)", "nats per token, held out", cells)
+    axes = ("reads per token (R)", "writes per token (W)", "nats per token, held out")
+    return HeatMap("writes-and-reads", "Loss by writes and reads", *axes, cells)
 
 
-def differences_chart(values: Mapping[str, Point], label: str, name: str = "differences", title: str = "") -> Rows:
-    """Paired differences with their intervals, a row each."""
-    return Rows(name, title, label, values)
-
-
-def loss_chart(trained: Series, held_out: Series, name: str = "training") -> Chart:
+def loss_chart(trained: Series, held_out: Series) -> Chart:
     """Loss against the step: of the batches a thin line, of held-out ones a line with markers."""
     curves: dict[str, Sequence[Point]] = {}
     looks: dict[str, Look] = {}
     for model in dict.fromkeys((*trained, *held_out)):
         curves |= {model: _points(trained.get(model, ())), f"{model}, held out": _points(held_out.get(model, ()))}
         looks |= {model: Look(kind="thin"), f"{model}, held out": Look(model)}
-    return Chart(name, "Training", "step", NATS, curves, looks=looks)
+    return Chart("training", "Training", "step", NATS, curves, looks=looks)
 
 
 def utilisation_chart(metrics: Metrics, name: str = "memory") -> Grid:
@@ -173,7 +164,6 @@ def scaling_chart(
     laws: Mapping[str, PowerLaw],
     held_out: Series | None = None,
     y: str = "loss (nats per token)",
-    name: str = "scaling",
 ) -> Chart:
     """Loss against training compute on logarithmic axes.
 
@@ -182,7 +172,6 @@ def scaling_chart(
         laws: The law of each architecture, drawn with the 95% interval of a new level.
         held_out: (FLOPs, loss) of runs that no law has seen, drawn as hollow diamonds.
         y: Label of the losses.
-        name: Name of the files.
     """
     held_out = held_out or {}
     computes = [x for series in (runs, held_out) for points in series.values() for x, _ in points]
@@ -203,7 +192,7 @@ def scaling_chart(
         if held_out.get(model):
             curves[f"{model}, held out"] = _points(held_out[model])
             looks[f"{model}, held out"] = Look(model, "hollow")
-    return Chart(name, "Scaling", "training compute (FLOPs)", y, curves, log_x=True, y_scale="log", looks=looks)
+    return Chart("scaling", "Scaling", "training compute (FLOPs)", y, curves, log_x=True, y_scale="log", looks=looks)
 
 
 def state_vs_flops(level: int = 8) -> Chart:

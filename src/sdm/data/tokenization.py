@@ -234,19 +234,12 @@ class ByteTokenizer:
         return HFTokenizer(tokenizer, END_OF_TEXT)
 
 
-def train_bpe(
-    texts: Iterable[str],
-    vocab_size: int,
-    progress: bool = False,
-    *,
-    isolate: Sequence[str] = (),
-) -> HFTokenizer:
+def train_bpe(texts: Iterable[str], vocab_size: int, *, isolate: Sequence[str] = ()) -> HFTokenizer:
     """A tokenizer of `vocab_size` ids whose merges are the most frequent ones of the texts.
 
     Args:
         texts: What merges are counted in.
         vocab_size: Number of ids.
-        progress: Show a progress bar.
         isolate: Regular expressions whose matches become words of their own, which no merge crosses:
             `PAIRS_OF_DIGITS` cuts numbers into pairs of digits.
 
@@ -266,7 +259,7 @@ def train_bpe(
         vocab_size=vocab_size,
         special_tokens=[END_OF_TEXT],
         initial_alphabet=sorted(pre_tokenizers.ByteLevel.alphabet()),
-        show_progress=progress,
+        show_progress=False,
     )
     texts = iter(texts)
     some = next(filter(None, texts), None)

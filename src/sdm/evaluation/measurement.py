@@ -14,7 +14,7 @@ from sdm.evaluation.eval_model import EvalModel
 from sdm.evaluation.report import Chart, Report
 
 if TYPE_CHECKING:
-    from sdm.evaluation.statistics import Difference
+    from sdm.evaluation.statistics import PairedDifference
 import time
 from collections.abc import Iterator
 from contextlib import ExitStack
@@ -101,7 +101,7 @@ class Measurement(abc.ABC):
         return {}
 
     def difference_charts(
-        self, summary: Mapping[str, Any], baseline: str, differences: Mapping[str, Sequence[Difference]]
+        self, summary: Mapping[str, Any], baseline: str, differences: Mapping[str, Sequence[PairedDifference]]
     ) -> list[Chart]:
         """Charts of paired differences to a baseline. By default, none.
 

@@ -188,24 +188,17 @@ def probe_access(
     return AccessProbe(next(iter(by_layer.values()))["write"].tokens, tuple(layers), write, read)
 
 
-def memory_stats(
-    model: nn.Module,
-    input_ids: Texts,
-    *,
-    weighted: bool = False,
-    piece: int = 2048,
-    forward: Callable[[Tensor], Any] | None = None,
-) -> MemoryStats:
-    """Gates (smallest, mean, largest), shares of the slots written and read, and their entropies, on a text. With
-    `weighted`, entropies count accesses by their strength. The other arguments are those of `probe_access`."""
+def memory_stats(model: nn.Module, input_ids: Texts, *, piece: int = 2048) -> MemoryStats:
+    """Gates (smallest, mean, largest), shares of the slots written and read, and their entropies, on a text. The
+    arguments are those of `probe_access`."""
     seen: dict[SparseDeltaMemory, LayerStatistics] = {}
 
     def see(layer: SparseDeltaMemory, tokens: Tokens) -> None:
         if layer not in seen:
             seen[layer] = LayerStatistics.of_layer(layer, tokens.beta.device)
-        seen[layer].add(Tokens(*(x.flatten(0, 1) for x in tokens)), weighted)
+        seen[layer].add(Tokens(*(x.flatten(0, 1) for x in tokens)))
 
-    names = _look(model, input_ids, see, piece, forward)
+    names = _look(model, input_ids, see, piece)
     layers = {names[layer]: statistics.result() for layer, statistics in seen.items()}
     numbers = next(iter(layers.values()))
     return MemoryStats(layers, {name: sum(stats[name] for stats in layers.values()) / len(layers) for name in numbers})
@@ -216,7 +209,7 @@ def _look(
     texts: Texts,
     see: Callable[[SparseDeltaMemory, Tokens], None],
     piece: int,
-    forward: Callable[[Tensor], Any] | None,
+    forward: Callable[[Tensor], Any] | None = None,
 ) -> dict[SparseDeltaMemory, str]:
     """Read texts with somebody looking on. Returns the names of the layers."""
     names = {layer: name for name, layer in sdm_layers(model).items()}
@@ -458,7 +451,7 @@ def reads_table(name: str, layers: Mapping[str, LayerReads]) -> Table:
     return Table(f"Reads and writes of {name}", columns, rows, caption)
 
 
-def reads_chart(models: Mapping[str, Mapping[str, LayerReads]], name: str = "reads") -> Grid:
+def reads_chart(models: Mapping[str, Mapping[str, LayerReads]]) -> Grid:
     """How far back layers read, their share of M0 by position, and what is left of a write; means over heads."""
     back: dict[str, Sequence[Point]] = {}
     initial: dict[str, Sequence[Point]] = {}
@@ -471,18 +464,18 @@ def reads_chart(models: Mapping[str, Mapping[str, LayerReads]], name: str = "rea
             after = heads[0]["survival"]["after"]
             left[label] = _points([head["survival"]["kept"] for head in heads], after.__getitem__)
     charts = [
-        Chart(f"{name}-distance", "How far back", "tokens back, fewer than", "share of what is read", back, True),
+        Chart("reads-distance", "How far back", "tokens back, fewer than", "share of what is read", back, True),
         Chart(
-            f"{name}-initial",
+            "reads-initial",
             "Initial state M0",
             "position of the token, from",
             "share of M0 in a reading",
             initial,
             True,
         ),
-        Chart(f"{name}-survival", "Survival of a write", "tokens later", "left of a write", left, True),
+        Chart("reads-survival", "Survival of a write", "tokens later", "left of a write", left, True),
     ]
-    return Grid(name, "", charts, width=3)
+    return Grid("reads", "", charts, width=3)
 
 
 def _points(heads: Sequence[Sequence[float]], x: Callable[[int], float]) -> list[Point]:

@@ -32,7 +32,7 @@ from sdm.evaluation.documents import HeldOut, TextMeasurement
 from sdm.evaluation.eval_model import EvalModel
 from sdm.evaluation.measurement import Data, Pairs, Partial, Plan, Result, Unit
 from sdm.evaluation.report import Chart, Point, Reference, Report, Table
-from sdm.evaluation.statistics import Difference, weighted_mean
+from sdm.evaluation.statistics import PairedDifference, weighted_mean
 from sdm.models.layer_types import local_reach
 
 TOKENS = 8192  # at a time, over all rows
@@ -172,7 +172,7 @@ class Position(TextMeasurement):
         return pairs
 
     def difference_charts(
-        self, summary: Mapping[str, Any], baseline: str, differences: Mapping[str, Sequence[Difference]]
+        self, summary: Mapping[str, Any], baseline: str, differences: Mapping[str, Sequence[PairedDifference]]
     ) -> list[Chart]:
         """Nats per token and context gain above the baseline's on the same documents, by position.
 

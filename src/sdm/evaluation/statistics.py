@@ -71,14 +71,14 @@ def mean_of_means(groups: Sequence[Sequence[float]]) -> Mean:
 
 
 @functools.cache
-def student_quantile(freedom: int, confidence: float = CONFIDENCE) -> float:
-    """Return the t for which a proportion `confidence` of Student's distribution lies within -t ... t."""
+def student_quantile(freedom: int) -> float:
+    """Return the t for which a proportion `CONFIDENCE` of Student's distribution lies within -t ... t."""
     low, high = 0.0, 1.0
-    while _within(high, freedom) < confidence:
+    while _within(high, freedom) < CONFIDENCE:
         high *= 2
     for _ in range(60):
         middle = (low + high) / 2
-        low, high = (middle, high) if _within(middle, freedom) < confidence else (low, middle)
+        low, high = (middle, high) if _within(middle, freedom) < CONFIDENCE else (low, middle)
     return high
 
 
@@ -142,7 +142,7 @@ ComparedPairs = Literal["baseline", "all"]
 
 
 @dataclass(frozen=True)
-class Difference:
+class PairedDifference:
     """Paired difference of two models in one quantity."""
 
     quantity: str
@@ -154,7 +154,7 @@ class Difference:
     """Mean over documents of the second model's value minus the first's."""
 
 
-def compare(measurement: Measurement, first: Results, second: Results) -> list[Difference]:
+def compare(measurement: Measurement, first: Results, second: Results) -> list[PairedDifference]:
     """Compare two models on the documents that both have been measured on.
 
     Raises:
@@ -175,7 +175,7 @@ def compare(measurement: Measurement, first: Results, second: Results) -> list[D
             weighted_mean([side[key][0] for key in shared], weights).value for side in (ours, others)
         )
         difference = weighted_mean([others[key][0] - ours[key][0] for key in shared], weights)
-        compared.append(Difference(quantity, first_mean, second_mean, difference))
+        compared.append(PairedDifference(quantity, first_mean, second_mean, difference))
     return compared
 
 

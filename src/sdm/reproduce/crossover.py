@@ -141,8 +141,20 @@ def crossover_study(
     sections = [_curve_section(models), _shift_section(models)]
     if ablations:
         short = {name: variant(name, smallest, SHORT, seeds, text) for name in CHANGES}
-        groups[f"changes at {SHORT} steps"] = list(short.values())
-        sections.append(_changes_section(short, smallest))
+        groups[f"changes at {SHORT} steps"] = every(short)
+        sections.append(
+            Comparison(
+                "changes",
+                f"Changes of the recipe at equal FLOPs, {_place(smallest, SHORT)}",
+                "The paper trains none of these.",
+                "not reported",
+                DEVIATIONS,
+                "Choices are made on other documents (`valid`) than those of the table.",
+                variants=every(short),
+                base=short[RIVAL],
+                summary=lambda results: validation_summary(results, every(short), "choices are made"),
+            )
+        )
     lead = (
         "By the paper's plain recipe and with very few tokens GDN predicts code better than SDM; the paper's models "
         "are larger, see more, and SDM is ahead. This study shows when SDM overtakes GDN at a laptop's scale, and what "
@@ -166,10 +178,9 @@ def _lines(models: Mapping[str, Curve]) -> dict[str, dict[int, Variant]]:
 def _curve_section(models: Mapping[str, Curve]) -> Section:
     ours = {name: group for name, group in models.items() if name != RIVAL}
     rivals = {model: models[RIVAL][place] for group in ours.values() for place, model in group.items()}
-    compared = [(place, loss_claim(model, rivals[model])) for place, model in models[BASELINE].items()]
     claims = [
-        replace(claim, quantity=f"{_place(*place)}: {claim.quantity}", paper="-0.028 at 1.4B and 168B tokens")
-        for place, claim in compared
+        loss_claim(model, rivals[model], "-0.028 at 1.4B and 168B tokens", where=_place(*place))
+        for place, model in models[BASELINE].items()
     ]
 
     def exhibit(results: StudyResults) -> Exhibit:
@@ -256,19 +267,4 @@ def _shift_section(models: Mapping[str, Curve]) -> Section:
         exhibit=exhibit,
         variants=every(models),
         measurement="induction",
-    )
-
-
-def _changes_section(changes: Mapping[str, Variant], width: int) -> Section:
-    models = list(changes.values())
-    return Comparison(
-        "changes",
-        f"Changes of the recipe at equal FLOPs, {_place(width, SHORT)}",
-        "The paper trains none of these.",
-        "not reported",
-        DEVIATIONS,
-        "Choices are made on other documents (`valid`) than those of the table.",
-        variants=models,
-        base=changes[RIVAL],
-        summary=lambda results: validation_summary(results, models, "choices are made"),
     )

@@ -17,8 +17,8 @@ from sdm.reproduce.study import (
     SummaryValue,
     UnitValue,
     Variant,
-    late_nats,
     nats,
+    nats_at,
     point,
     shown,
     whole,
@@ -64,10 +64,7 @@ def grid_table(
 
 
 def mean_cell(
-    value: SummaryValue = nats,
-    measurement: str = "position",
-    percent: bool = False,
-    missing: str = "missing",
+    value: SummaryValue = nats, measurement: str = "position", percent: bool = False, missing: str = "missing"
 ) -> Cell:
     """The mean over seeds with its interval; a proportion in percent has one digit."""
 
@@ -118,7 +115,7 @@ def loss_table(results: StudyResults, variants: Sequence[Variant], title: str, b
     columns: dict[str, Cell] = {
         "seeds": seeds_cell("position"),
         NATS: mean_cell(),
-        "second half": mean_cell(late_nats),
+        "second half": mean_cell(nats_at(-1)),
         **({} if base is None else {f"to {base.label}": difference_cell(base)}),
         "parameters": PARAMETERS,
         "state": STATE,
@@ -225,10 +222,12 @@ def loss_claim(
     value: UnitValue = whole,
     expected: Expected = "below",
     quantity: str = "",
+    where: str = "",
 ) -> Claim:
-    """A paired difference of loss. The quantity is by default that of two variants, over all positions."""
+    """A paired difference of loss. The quantity is by default that of two variants, over all positions, with what
+    they have in common before it (`where`)."""
     if isinstance(first, Variant) and isinstance(second, Variant):
-        quantity = quantity or f"{first.label} - {second.label}, {NATS}"
+        quantity = quantity or f"{f'{where}: ' if where else ''}{first.label} - {second.label}, {NATS}"
     return Claim(
         quantity, paper, _between(first, second, lambda results, *pair: results.paired(*pair, value)), expected
     )

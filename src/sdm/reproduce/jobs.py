@@ -14,7 +14,7 @@ import math
 import os
 import shutil
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, wait
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -93,6 +93,10 @@ class Outcome:
     failure: str | None = None
     """The end of the log, if the job failed. Results from before the failure are kept."""
 
+    def has(self, measurements: Iterable[str]) -> bool:
+        """Whether the run is trained and has results of these measurements."""
+        return self.facts is not None and all(name in self.results for name in measurements)
+
     @property
     def measured(self) -> dict[str, dict[str, Any]]:
         """The summary of each measurement, by name."""
@@ -152,7 +156,8 @@ def run_jobs(
     for job in jobs:
         _make_room(job, folder / job.name)
     outcomes = {job.name: read_outcome(job, folder / job.name) for job in jobs}
-    waiting = sorted((job for job in jobs if not _is_done(job, outcomes[job.name])), key=lambda job: -job.work)
+    done = {job.name for job in jobs if outcomes[job.name].has(job.measurements)}
+    waiting = sorted((job for job in jobs if job.name not in done), key=lambda job: -job.work)
     statuses = {job.name: JobStatus("waiting" if job in waiting else "done") for job in jobs}
     running: dict[Future[str | None], tuple[Job, float, int]] = {}  # start time, length of the log at that time
     with Pool(min(processes, len(waiting))) as pool:
@@ -227,10 +232,6 @@ def read_outcome(job: Job, folder: Path) -> Outcome:
             if results is not None and results.complete and results.summary is not None:
                 measured[name] = results
     return Outcome(folder, facts, measured)
-
-
-def _is_done(job: Job, outcome: Outcome) -> bool:
-    return outcome.facts is not None and outcome.results.keys() == job.measurements.keys()
 
 
 def run_job(folder: Path) -> None:

@@ -12,12 +12,12 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import get_args
 
-from sdm.analysis.charts import differences_chart, initial_state_chart, slots_chart, write_read_chart
+from sdm.analysis.charts import initial_state_chart, slots_chart, write_read_chart
 from sdm.evaluation.harness.measurement import Harness
 from sdm.evaluation.measurement import Measurement
 from sdm.evaluation.position import Position
 from sdm.evaluation.recall import Recall
-from sdm.evaluation.report import AnyChart
+from sdm.evaluation.report import AnyChart, Rows
 from sdm.evaluation.ruler.measurement import Ruler
 from sdm.evaluation.ruler.tasks import SIX
 from sdm.evaluation.speed import Speed
@@ -223,7 +223,7 @@ def mini_study() -> Study:
         differences = {variant.label: results.paired(variant, both) for variant in aids if variant is not both}
         points = {label: point(0.0, difference) for label, difference in differences.items() if difference is not None}
         title = f"Loss above {both.label}"
-        return differences_chart(points, f"{NATS} above {both.label}", "aids", title), f"{title}. {PAIRED}"
+        return Rows("aids", title, f"{NATS} above {both.label}", points), f"{title}. {PAIRED}"
 
     sections = (
         scaling_section(DEVIATED, levels),

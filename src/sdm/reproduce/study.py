@@ -330,9 +330,9 @@ def nats(summary: Mapping[str, Any]) -> float:
     return float(summary["nll"])
 
 
-def late_nats(summary: Mapping[str, Any]) -> float:
-    """Nats per token in the last stretch of positions, the second half."""
-    return float(summary["positions"][-1]["nll"])
+def nats_at(place: int, quantity: str = "nll") -> SummaryValue:
+    """Nats per token in a stretch of positions, or their "gain" by context; -1 is the last stretch, the second half."""
+    return lambda summary: summary["positions"][place][quantity]
 
 
 @dataclass(frozen=True, eq=False)
@@ -355,11 +355,8 @@ class StudyResults:
     def by_seed(self, variant: Variant, measurement: str = "") -> dict[int, Outcome]:
         """Outcomes of the seeds that are trained, and measured if a measurement is named."""
         outcomes = {seed: self.outcome(variant, seed) for seed in range(variant.seeds)}
-        return {
-            seed: outcome
-            for seed, outcome in outcomes.items()
-            if outcome.facts is not None and (not measurement or measurement in outcome.results)
-        }
+        wanted = [measurement] if measurement else []
+        return {seed: outcome for seed, outcome in outcomes.items() if outcome.has(wanted)}
 
     def summaries(self, variant: Variant, measurement: str = "position") -> list[dict[str, Any]]:
         """The summary of every seed that is measured."""

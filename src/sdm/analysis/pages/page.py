@@ -34,18 +34,17 @@ class Illustration:
                 raise ValueError(f"rows[{place}] of {self.name!r} must have {len(self.columns)} values, got {len(row)}")
 
 
-def illustration(chart: AnyChart, caption: str = "", name: str = "", alt: str = "") -> Illustration:
+def illustration(chart: AnyChart, caption: str = "", name: str = "") -> Illustration:
     """Make an illustration of a chart and its data.
 
     Args:
         chart: What is drawn.
         caption: By default the title of the chart, and what its bands are.
         name: Name of the files, by default the chart's.
-        alt: By default where every curve begins and ends.
     """
     bands = "; bands: 95% intervals" if chart.has_intervals() else ""
     caption = caption or f"{chart.title}{bands}."
-    return Illustration(name or chart.name, caption, chart, chart.columns, chart.rows(), alt or chart.in_words())
+    return Illustration(name or chart.name, caption, chart, chart.columns, chart.rows(), chart.in_words())
 
 
 @dataclass(frozen=True)

@@ -379,12 +379,11 @@ def _settings(measurement: Measurement, results: Results) -> list[str]:
 SHOWN = ("slots-written", "slots-read", "forget_gate", "input_gate")
 
 
-def run_plot(named: Sequence[tuple[str, Path]], name: str = "training") -> Grid:
+def run_plot(named: Sequence[tuple[str, Path]]) -> Grid:
     """Chart the metrics of runs, finished or not.
 
     Args:
         named: Names and folders of runs.
-        name: Name of the chart.
 
     Returns:
         The loss and, if any of the runs has an SDM layer, slots and gates.
@@ -406,4 +405,4 @@ def run_plot(named: Sequence[tuple[str, Path]], name: str = "training") -> Grid:
     if any("memory/slots_written" in line for lines in metrics.values() for line in lines):
         memory = {chart.name: chart for chart in utilisation_chart(metrics).charts if isinstance(chart, Chart)}
         charts += [memory[f"memory-{kind}"] for kind in SHOWN]
-    return Grid(name, "", charts, width=3 if len(charts) > 1 else 1, share_y=False)
+    return Grid("training", "", charts, width=3 if len(charts) > 1 else 1, share_y=False)

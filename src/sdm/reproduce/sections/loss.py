@@ -30,11 +30,10 @@ from sdm.reproduce.study import (
     Exhibit,
     Section,
     StudyResults,
-    SummaryValue,
     Variant,
     every,
     growth,
-    late_nats,
+    nats_at,
     shown,
     stretch,
 )
@@ -61,7 +60,7 @@ def position_section(
     """
 
     def rival(results: StudyResults) -> Variant:
-        means = {variant: mean.value for variant in rivals if (mean := results.mean(variant, late_nats))}
+        means = {variant: mean.value for variant in rivals if (mean := results.mean(variant, nats_at(-1)))}
         return min(means, key=means.__getitem__, default=rivals[0])
 
     name = rivals[0].label if len(rivals) == 1 else f"the best of {len(rivals)} forms of GDN"
@@ -86,7 +85,7 @@ def position_section(
         charts: list[tuple[AnyChart, str]] = [
             (position_chart(losses, name=section.key), f"Loss by position in held-out documents. {caption}")
         ]
-        columns = {f"to {stop:,}": mean_cell(_at(place)) for place, stop in enumerate(stops)}
+        columns = {f"to {stop:,}": mean_cell(nats_at(place)) for place, stop in enumerate(stops)}
         columns |= {
             "all": mean_cell(),
             "parameters": fact_cell(lambda facts: f"{facts.parameters:,}"),
@@ -123,16 +122,13 @@ def position_section(
     return replace(section, exhibit=exhibit, claims=claims, variants=(sdm, *rivals))
 
 
-def _at(place: int, quantity: str = "nll") -> SummaryValue:
-    """A quantity in a stretch of positions."""
-    return lambda summary: summary["positions"][place][quantity]
-
-
 def position_curve(results: StudyResults, variant: Variant, quantity: str = "nll") -> list[Point]:
     """Mean over seeds of a quantity by position; without an interval for one seed, empty if it was not measured."""
     summaries = results.summaries(variant)
     places = position_points(summaries[0]["positions"], quantity) if summaries else []
-    return [point for place, at in enumerate(places) for point in curve(results, {at.x: variant}, _at(place, quantity))]
+    return [
+        point for place, at in enumerate(places) for point in curve(results, {at.x: variant}, nats_at(place, quantity))
+    ]
 
 
 @dataclass(frozen=True)
@@ -202,10 +198,9 @@ def scaling_section(deviations: tuple[str, ...], ladder: Ladder) -> Section:
         quantity = f"{variant.label}, {top}: measured - predicted by the law of the other levels, {NATS}"
         return Claim(quantity, "level 13 is inside the 95% interval of the law", difference, "zero")
 
-    compared = {f"level {level}": loss_claim(ladder["sdm"][level], ladder["gdn"][level]) for level in levels}
     claims = [
-        replace(claim, quantity=f"{level}: {claim.quantity}", paper="below at every level")
-        for level, claim in compared.items()
+        loss_claim(ladder["sdm"][level], ladder["gdn"][level], "below at every level", where=f"level {level}")
+        for level in levels
     ]
 
     def laws_table(results: StudyResults) -> Table:

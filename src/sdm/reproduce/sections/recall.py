@@ -56,9 +56,8 @@ def recall_section(deviations: tuple[str, ...], forms: Forms, pairs: int, score:
         chosen = (best_rate(results, rates, measured) for rates in forms[kind].values())
         return [model for model in chosen if model is not None]
 
-    def best(results: StudyResults, kind: str) -> Variant | None:
-        """The best form of an architecture."""
-        models = choose(results, kind)
+    def best(models: Sequence[Chosen]) -> Variant | None:
+        """The best of several forms."""
         return max(models, key=lambda model: model.score).variant if models else None
 
     accuracy = mean_cell(accuracy_at(pairs), "recall", percent=True, missing="-")
@@ -70,7 +69,7 @@ def recall_section(deviations: tuple[str, ...], forms: Forms, pairs: int, score:
             return Exhibit()
         models = {kind: [model.variant for model in group] for kind, group in chosen.items()}
         state = {variant: facts.state_elements for variant in rates if (facts := results.facts(variant)) is not None}
-        best_forms = {kind: variant for kind in forms if (variant := best(results, kind)) is not None}
+        best_forms = {kind: variant for kind, group in chosen.items() if (variant := best(group)) is not None}
         sizes = [int(count) for count in results.summaries(next(iter(rates)), "recall")[0]["accuracy"]]
         by_pairs = {
             variant.label: [
@@ -137,8 +136,8 @@ def recall_section(deviations: tuple[str, ...], forms: Forms, pairs: int, score:
     claim = accuracy_claim(
         f"best form of SDM - best form of GDN, accuracy at {pairs} pairs",
         "RULER, SDM - GDN: +11.2 points at 1.4B, +16.0 at 8B",
-        lambda results: best(results, "sdm"),
-        lambda results: best(results, "gdn"),
+        lambda results: best(choose(results, "sdm")),
+        lambda results: best(choose(results, "gdn")),
         accuracy_at(pairs),
         "recall",
     )

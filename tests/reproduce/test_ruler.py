@@ -1,0 +1,87 @@
+"""The study of `sdm reproduce ruler`: what is compared, what is said about it, and a tiny version end to end."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from reproduce.made import outcome, run_twice, small, study_results
+from sdm.data import RetrievalConfig
+from sdm.evaluation.ruler.measurement import Ruler
+from sdm.reproduce import ruler as ruler_module
+from sdm.reproduce.recipes.tasks import retrieval
+from sdm.reproduce.ruler import GDN_BEST, GDN_LAYOUTS, GDN_RATES, SHORT, TASKS, Experiment, Lengths, ruler_study
+from sdm.reproduce.run_study import study_page
+from sdm.reproduce.study import Study
+
+
+def ruler_summary(accuracy: float, lengths: tuple[int, ...], tasks: tuple[str, ...] = TASKS) -> dict[str, Any]:
+    cells = {str(length): {"accuracy": accuracy, "low": 0.0, "high": 1.0, "samples": 10} for length in lengths}
+    return {"tasks": {task: {"lengths": cells, "accuracy": accuracy, "comparable": False} for task in tasks}}
+
+
+def test_models_of_ruler_differ_in_their_global_layer() -> None:
+    models = ruler_module.models()
+    configs = {name: variant.recipe(0) for name, variant in models.items()}
+    assert {config.data for config in configs.values() if config.data.start_length == 128} == {RetrievalConfig()}
+    for name in ("sdm", "gdn"):
+        model = configs[name].model
+        assert (model.shift_keys, model.tie_query_initialization, model.largest_decay_rate) == (True, True, 0.16)
+        assert model.short_convolution == 0
+    assert not configs["full_attention"].model.shift_keys, "attention gets no aid"
+    assert configs["full_attention"].schedule.steps > configs["sdm"].schedule.steps
+    assert retrieval("sdm", seed=1).data.seed == 1
+    sizes = {name: variant.cost()[0] for name, variant in models.items()}
+    assert sizes["sdm"].parameters <= 1.01 * sizes["gdn"].parameters, "GDN has at least SDM's parameters"
+    assert sizes["sdm"].state_elements > 8 * sizes["gdn"].state_elements
+
+
+def test_the_sweep_of_gdn_does_not_see_ruler() -> None:
+    study = ruler_study()
+    sweep = study.groups["GDN's layouts and rates"]
+    assert len(sweep) == len(GDN_LAYOUTS) * len(GDN_RATES)
+    measured = [variant for variant in sweep if variant.measurements]
+    assert [variant.label for variant in measured] == [f"GDN, {GDN_BEST[0][0]}x{GDN_BEST[0][1]}"]
+    assert measured[0].seeds == 3
+    assert all(isinstance(kind, Ruler) and kind.seed == 43 for kind in measured[0].measurements.values())
+
+
+def test_page_of_ruler() -> None:
+    models = ruler_module.models()
+    outcomes = {}
+    for name, near, far in (("sdm", 0.95, 0.7), ("gdn", 0.5, 0.1)):
+        for seed in range(3):
+            summaries = {
+                "ruler": ruler_summary(near, (512, 2048)),
+                "ruler-far": ruler_summary(far + seed / 100, (8192,)),
+            }
+            run = models[name].run_name(seed)
+            outcomes[run] = outcome(run, summaries, valid_loss=0.5)
+    study = ruler_study()
+    page = study_page(study, study_results(outcomes, study.variants()))
+    ruler, sweep, wide = page.findings
+    assert wide.verdict == "missing"
+    claims, targets, sdm, gdn = ruler.tables
+    assert [row[-1] for row in targets.rows] == ["reached", "reached", "missed", "missed"]
+    assert sdm.columns[1] == f"{SHORT.trained} (trained)"
+    assert sdm.rows[0][1:3] == ("95.0 ± 0.0%", "95.0 ± 0.0%")
+    assert gdn.title == "RULER: GDN, 2x64"
+    assert [row[-1] for row in claims.rows] == ["agrees"] * 3 + ["missing"] * 3
+    assert "SDM - GDN, 2x64, accuracy on multikey_1 at 512 tokens (points)" in claims.rows[0][0]
+    assert f"best of 1 of 12: 2x64 at {GDN_BEST[1]:g}" in sweep.found
+    assert ruler.illustrations
+
+
+@pytest.mark.slow
+def test_ruler_from_rows_to_the_figure(tmp_path: Path) -> None:
+    tiny = Experiment(512, TASKS[:3], {"ruler": Lengths((512,), TASKS[:3])})
+    models = {
+        name: replace(small(ruler_module.models()[name], num_sentences=3000), measurements=tiny.measurements(1))
+        for name in ("sdm", "gdn")
+    }
+    section = ruler_module.ruler_section("ruler", "RULER", tiny, models)
+    run_twice(Study("ruler", "RULER", "", {"models": [models["sdm"], models["gdn"]]}, (section,)), tmp_path)
+    assert (tmp_path / "figures" / "ruler.png").is_file()
