@@ -365,7 +365,7 @@ def test_models_that_are_not_whole_are_refused() -> None:
     with pytest.raises(UserError, match="offloaded"):
         sdm.graft(model)
     model = llama()
-    linear: Any = model.model.layers[0].self_attn.q_proj  # type: ignore[attr-defined]
+    linear: Any = model.model.layers[1].self_attn.q_proj  # type: ignore[attr-defined]
     linear.weight = nn.Parameter(linear.weight.detach().to(torch.int8), requires_grad=False)
     before = list(model.state_dict())
     with pytest.raises(UserError, match="quantised weights"):

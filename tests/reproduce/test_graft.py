@@ -24,7 +24,8 @@ def unit(near: float, far: float, withheld: float = 0.0) -> dict[str, Any]:
 
 def measured(name: str, near: float, far: float, withheld: float = 0.0) -> Any:
     units = {f"code:{n}": unit(near + n, far + n, withheld) for n in range(3)}
-    return outcome(name, {"position": {"nll": 3.0}, "valid": {"nll": near}}, units)
+    valid = {"nll": near, "positions": [{"nll": near}, *[{"nll": 3.0}] * 3, {"nll": far}]}
+    return outcome(name, {"position": {"nll": 3.0}, "valid": valid}, units)
 
 
 def test_runs_start_from_a_base_of_their_own_settings() -> None:
@@ -34,7 +35,7 @@ def test_runs_start_from_a_base_of_their_own_settings() -> None:
         "mistral-64",
         "qwen3-64",
         f"mistral-64-sdm-8-{RATES['mistral']['sdm']:g}-s2",
-        "qwen3-64-w64-gdn-all-8-0.01-s2",
+        f"qwen3-64-w64-gdn-all-8-{RATES['qwen3']['gdn']:g}-s2",
     } <= set(runs)
     for variant, seed in runs.values():
         adapt = variant.recipe(seed).adapt
@@ -114,4 +115,8 @@ def test_page(monkeypatch: pytest.MonkeyPatch) -> None:
     assert rows["full fine-tuning"][1] == "26"
     assert recall.verdict == "missing"
     assert f"{RATES['mistral']['sdm']:g}: 3.020" in str(choices.tables[0].rows)
+    where = {row[0]: row[1:] for row in choices.tables[1].rows}
+    assert where["base"] == ("3.000", "3.000", "3.000", "3.000", "3.000", "3.000")
+    assert where["in block 2, the default"][-1] == "2.800"
+    assert where["in block 0"] == ("missing",) * 6
     assert str(DOCUMENTS) in methods.tables[1].caption

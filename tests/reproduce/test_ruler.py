@@ -13,7 +13,7 @@ from sdm.data import RetrievalConfig
 from sdm.evaluation.ruler.measurement import Ruler
 from sdm.reproduce import ruler as ruler_module
 from sdm.reproduce.recipes.tasks import retrieval
-from sdm.reproduce.ruler import GDN_BEST, GDN_LAYOUTS, GDN_RATES, SHORT, TASKS, Experiment, Lengths, ruler_study
+from sdm.reproduce.ruler import DENSE, GDN_BEST, GDN_LAYOUTS, GDN_RATES, SHORT, TASKS, Experiment, Lengths, ruler_study
 from sdm.reproduce.run_study import study_page
 from sdm.reproduce.study import Study
 
@@ -33,10 +33,15 @@ def test_models_of_ruler_differ_in_their_global_layer() -> None:
         assert model.short_convolution == 0
     assert not configs["full_attention"].model.shift_keys, "attention gets no aid"
     assert configs["full_attention"].schedule.steps > configs["sdm"].schedule.steps
+    assert (
+        configs["sdm-longer"].schedule.steps
+        == configs["gdn-longer"].schedule.steps
+        == 2 * configs["sdm"].schedule.steps
+    )
     assert retrieval("sdm", seed=1).data.seed == 1
     sizes = {name: variant.cost()[0] for name, variant in models.items()}
     assert sizes["sdm"].parameters <= 1.01 * sizes["gdn"].parameters, "GDN has at least SDM's parameters"
-    assert sizes["sdm"].state_elements > 8 * sizes["gdn"].state_elements
+    assert sizes["sdm"].state_elements >= 8 * sizes["gdn"].state_elements
 
 
 def test_the_sweep_of_gdn_does_not_see_ruler() -> None:
@@ -57,6 +62,7 @@ def test_page_of_ruler() -> None:
             summaries = {
                 "ruler": ruler_summary(near, (512, 2048)),
                 "ruler-far": ruler_summary(far + seed / 100, (8192,)),
+                "ruler-dense": ruler_summary(far, (512, 2048, 8192), (DENSE,)),
             }
             run = models[name].run_name(seed)
             outcomes[run] = outcome(run, summaries, valid_loss=0.5)
@@ -65,13 +71,15 @@ def test_page_of_ruler() -> None:
     ruler, sweep, wide = page.findings
     assert wide.verdict == "missing"
     claims, targets, sdm, gdn = ruler.tables
-    assert [row[-1] for row in targets.rows] == ["reached", "reached", "missed", "missed"]
+    assert [row[2].split(": ")[-1] for row in targets.rows] == ["reached", "reached", "missed", "missed"]
+    assert {row[3] for row in targets.rows} == {"missing: missing"}, "twice the steps: no runs"
     assert sdm.columns[1] == f"{SHORT.trained} (trained)"
     assert sdm.rows[0][1:3] == ("95.0 ± 0.0%", "95.0 ± 0.0%")
-    assert gdn.title == "RULER: GDN, 2x64"
-    assert [row[-1] for row in claims.rows] == ["agrees"] * 3 + ["missing"] * 3
-    assert "SDM - GDN, 2x64, accuracy on multikey_1 at 512 tokens (points)" in claims.rows[0][0]
-    assert f"best of 1 of 12: 2x64 at {GDN_BEST[1]:g}" in sweep.found
+    assert sdm.rows[-1][:4] == ("multikey_2", "70.0 ± 0.0%", "70.0 ± 0.0%", "70.0 ± 0.0%")
+    assert gdn.title == "RULER: GDN, 1x128"
+    assert [row[-1] for row in claims.rows] == ["agrees"] * 5 + ["missing"] * 10
+    assert "SDM - GDN, 1x128, accuracy on multikey_1 at 512 tokens (points)" in claims.rows[0][0]
+    assert f"best of 1 of 12: 1x128 at {GDN_BEST[1]:g}" in sweep.found
     assert ruler.illustrations
 
 

@@ -41,6 +41,7 @@ from sdm.reproduce.study import (
     Variant,
     every,
     nats,
+    nats_at,
     shown,
     stretch,
 )
@@ -87,7 +88,7 @@ METHODS = {
 }
 GRIDS: dict[str, Sequence[float]] = {
     "sdm": (2.5e-3, 5e-3, 1e-2, 2e-2),
-    "gdn": (2.5e-3, 5e-3, 1e-2, 2e-2),
+    "gdn": (1.25e-3, 2.5e-3, 5e-3, 1e-2, 2e-2),
     "full": (5e-5, 1e-4, 2.5e-4, 5e-4, 1e-3, 2e-3),
     "lora-4": (2.5e-4, 5e-4, 1e-3, 2e-3, 5e-3),
 }
@@ -371,11 +372,7 @@ def _choices_section(runs: BaseRuns) -> Section:
                 rows.append((METHODS[method].label, "; ".join(cells), f"{used[method]:g}"))
         caption = f"Nats per token on {DOCUMENTS} validation documents, seed 0."
         tried = Table("Learning rates", ("method", "rate: loss on validation documents", "used"), rows, caption)
-        stretches = {f"to {edge:,}": index for index, edge in enumerate(EDGES)}
-        columns = {
-            name: mean_cell(lambda summary, index=index: summary["positions"][index]["nll"], "valid")  # type: ignore[misc]
-            for name, index in stretches.items()
-        }
+        columns = {f"to {edge:,}": mean_cell(nats_at(index), "valid") for index, edge in enumerate(EDGES)}
         placed = [runs.start, *runs.places.values()]
         where = table(results, "Where the memory is", placed, {"all": mean_cell(nats, "valid"), **columns}, caption)
         summary = "; ".join(f"{label}: {rate}" for label, _, rate in rows)
