@@ -9,7 +9,7 @@ import pytest
 
 from reproduce.made import outcome, study_results
 from sdm.errors import UserError
-from sdm.reproduce.graft import DOCUMENTS, GRIDS, METHODS, PLACES, RATES, base_runs, gain, graft_study
+from sdm.reproduce.graft import DOCUMENTS, GRIDS, METHODS, PLACE_RATE, PLACES, RATES, base_runs, gain, graft_study
 from sdm.reproduce.run_study import study_page
 
 EDGES = [0, 128, 256, 512, 1024, 2048]
@@ -65,10 +65,10 @@ def test_every_rate_is_one_that_was_tried() -> None:
         assert all(rate in GRIDS[method] for method, rate in rates.items())
 
 
-def test_places_share_their_run_with_the_method() -> None:
+def test_places_share_a_run_with_the_rates() -> None:
     runs = base_runs("mistral", FOLDER, 64, 8, 3)
     assert runs.places.keys() == PLACES.keys()
-    assert runs.places["block2"].run_name(0) == runs.methods["sdm"].run_name(0)
+    assert runs.places["block2"].run_name(0) == runs.rates["sdm"][PLACE_RATE].run_name(0)
     configs = [variant.recipe(0) for variant in runs.places.values()]
     assert all(configs.count(config) == 1 for config in configs)
     assert "position" not in runs.places["block0"].measurements
@@ -117,6 +117,6 @@ def test_page(monkeypatch: pytest.MonkeyPatch) -> None:
     assert f"{RATES['mistral']['sdm']:g}: 3.020" in str(choices.tables[0].rows)
     where = {row[0]: row[1:] for row in choices.tables[1].rows}
     assert where["base"] == ("3.000", "3.000", "3.000", "3.000", "3.000", "3.000")
-    assert where["in block 2, the default"][-1] == "2.800"
+    assert where["in block 2, the default"] == ("missing",) * 6, "at another rate than the method"
     assert where["in block 0"] == ("missing",) * 6
     assert str(DOCUMENTS) in methods.tables[1].caption

@@ -107,6 +107,7 @@ PLACES: dict[str, tuple[str, Mapping[str, Any]]] = {
 }
 """Where the memory of `sdm` is, and what its readings pass; compared on validation documents."""
 DRAWN = ("sdm", "sdm-m0", "gdn", "full", "lora-16")
+PLACE_RATE = 5e-3
 ON_TASK = ("full", "lora-16", "gdn", "sdm", "sdm-all", "gdn-all")
 
 
@@ -179,7 +180,7 @@ def base_runs(
 
     rates = {method: {lr: tried(variant(method, method, lr, 2)) for lr in grid} for method, grid in GRIDS.items()}
     places = {
-        key: replace(tried(variant(key if fields else "sdm", "sdm", chosen["sdm"], 2, **fields)), label=label)
+        key: replace(tried(variant(key if fields else "sdm", "sdm", PLACE_RATE, 2, **fields)), label=label)
         for key, (label, fields) in PLACES.items()
     }
     on_task = ON_TASK if first else ()
@@ -374,7 +375,8 @@ def _choices_section(runs: BaseRuns) -> Section:
         tried = Table("Learning rates", ("method", "rate: loss on validation documents", "used"), rows, caption)
         columns = {f"to {edge:,}": mean_cell(nats_at(index), "valid") for index, edge in enumerate(EDGES)}
         placed = [runs.start, *runs.places.values()]
-        where = table(results, "Where the memory is", placed, {"all": mean_cell(nats, "valid"), **columns}, caption)
+        at_rate = f"{caption} All at a rate of {PLACE_RATE:g}."
+        where = table(results, "Where the memory is", placed, {"all": mean_cell(nats, "valid"), **columns}, at_rate)
         summary = "; ".join(f"{label}: {rate}" for label, _, rate in rows)
         return Exhibit([tried, where], summary=f"rates in use: {summary}")
 
