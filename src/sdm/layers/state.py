@@ -10,6 +10,7 @@ Shapes: S streams, T time, H heads, K key channels, D value channels.
 from __future__ import annotations
 
 import dataclasses
+import functools
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, ClassVar, Generic, TypeVar
 
@@ -23,6 +24,11 @@ UndoT = TypeVar("UndoT", bound="Undo")
 RestoredT = TypeVar("RestoredT", bound="LayerState", contravariant=True)
 
 
+@functools.cache
+def _field_names(kind: type[object]) -> tuple[str, ...]:
+    return tuple(field.name for field in dataclasses.fields(kind))  # type: ignore[arg-type]
+
+
 @dataclasses.dataclass
 class LayerState:
     """Base of all states: dataclasses whose fields are tensors or states."""
@@ -30,12 +36,12 @@ class LayerState:
     def tensors(self) -> dict[str, Tensor]:
         """Return every tensor by its name, such as "memory", or "inner.memory" within a state."""
         named: dict[str, Tensor] = {}
-        for field in dataclasses.fields(self):
-            part = getattr(self, field.name)
+        for own in _field_names(type(self)):
+            part = getattr(self, own)
             if isinstance(part, LayerState):
-                named |= {f"{field.name}.{name}": x for name, x in part.tensors().items()}
+                named |= {f"{own}.{name}": x for name, x in part.tensors().items()}
             else:
-                named[field.name] = part
+                named[own] = part
         return named
 
     def with_tensors(self: StateT, tensors: Mapping[str, Tensor]) -> StateT:
@@ -97,7 +103,8 @@ class LayerState:
     @property
     def streams(self) -> int:
         """Number of streams that the state holds."""
-        return len(next(iter(self.tensors().values())))
+        part = getattr(self, _field_names(type(self))[0])
+        return part.streams if isinstance(part, LayerState) else len(part)
 
     @property
     def nbytes(self) -> int:
