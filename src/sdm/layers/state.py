@@ -10,7 +10,6 @@ Shapes: S streams, T time, H heads, K key channels, D value channels.
 from __future__ import annotations
 
 import dataclasses
-import functools
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, ClassVar, Generic, TypeVar
 
@@ -24,9 +23,7 @@ UndoT = TypeVar("UndoT", bound="Undo")
 RestoredT = TypeVar("RestoredT", bound="LayerState", contravariant=True)
 
 
-@functools.cache
-def _field_names(kind: type[object]) -> tuple[str, ...]:
-    return tuple(field.name for field in dataclasses.fields(kind))  # type: ignore[arg-type]
+_FIELD_NAMES: dict[Any, tuple[str, ...]] = {}  # looking them up takes a good part of a decode step
 
 
 @dataclasses.dataclass
@@ -36,7 +33,7 @@ class LayerState:
     def tensors(self) -> dict[str, Tensor]:
         """Return every tensor by its name, such as "memory", or "inner.memory" within a state."""
         named: dict[str, Tensor] = {}
-        for own in _field_names(type(self)):
+        for own in self._field_names():
             part = getattr(self, own)
             if isinstance(part, LayerState):
                 named |= {f"{own}.{name}": x for name, x in part.tensors().items()}
@@ -88,6 +85,12 @@ class LayerState:
             return Snapshot(self.with_tensors({name.removeprefix(prefix): x for name, x in tensors.items()}))
         return self._undo_type()(**tensors)
 
+    def _field_names(self) -> tuple[str, ...]:
+        kind = type(self)
+        if kind not in _FIELD_NAMES:
+            _FIELD_NAMES[kind] = tuple(field.name for field in dataclasses.fields(self))
+        return _FIELD_NAMES[kind]
+
     def _undo_type(self) -> type[Undo]:
         raise NotImplementedError(f"{type(self).__name__} does not say what its undo records are")
 
@@ -103,7 +106,7 @@ class LayerState:
     @property
     def streams(self) -> int:
         """Number of streams that the state holds."""
-        part = getattr(self, _field_names(type(self))[0])
+        part = getattr(self, self._field_names()[0])
         return part.streams if isinstance(part, LayerState) else len(part)
 
     @property
