@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import mmap
 from pathlib import Path
 
 import pytest
@@ -10,7 +11,7 @@ import torch
 from torch import nn
 
 import sdm
-from sdm.layers import decode_linear
+from sdm.layers import decode_linear, huge_pages
 from sdm.layers.decode_linear import (
     MOST_ROWS,
     WEIGHTS,
@@ -205,3 +206,34 @@ def test_layers_that_are_not_fused_are_called_one_by_one() -> None:
         assert project_together(torch.randn(MOST_ROWS + 1, 8), *layers) is None
         assert project_together(x, layers[0], nn.Linear(8, 4)) is None
     assert project_together(x, *layers) is None, "gradients are recorded"
+
+
+def test_weights_move_to_huge_pages(tmp_path: Path) -> None:
+    torch.manual_seed(0)
+    model = nn.ModuleList([nn.Linear(512, 512), nn.Linear(512, 700), nn.Linear(512, 512)])
+    model[2].weight = model[0].weight
+    before = copy.deepcopy(model)
+    weight = model[0].weight
+    sdm.optimize_for_decoding(model)
+    assert model[2].weight is model[0].weight is weight
+    addresses = [layer.weight.data_ptr() for layer in model[:2]]
+    if hasattr(mmap, "MADV_HUGEPAGE"):
+        assert addresses[0] % huge_pages.PAGE == 0
+        assert addresses[1] == addresses[0] + weight.nbytes
+    for layer, old in zip(model, before, strict=True):
+        assert torch.equal(layer.weight, old.weight)
+        assert layer.weight.untyped_storage().nbytes() == layer.weight.nbytes, "saved without its neighbours"
+    del model[1:], before
+    weight.data.mul_(2)  # the block is alive
+    torch.save(model.state_dict(), tmp_path / "saved")
+    assert torch.equal(torch.load(tmp_path / "saved")["0.weight"], weight)
+
+
+def test_parameters_in_shared_memory_do_not_move() -> None:
+    whole = torch.randn(1024, 1024)
+    model = nn.ModuleList([nn.Linear(1024, 512, bias=False) for _ in range(2)])
+    for layer, part in zip(model, whole.chunk(2), strict=True):
+        layer.weight = nn.Parameter(part)
+    sdm.optimize_for_decoding(model)
+    whole.zero_()
+    assert all((layer.weight == 0).all() for layer in model)

@@ -17,6 +17,7 @@ from torch import Tensor, nn
 from sdm.errors import check_one_of
 from sdm.layers.attention import KeyValueState
 from sdm.layers.determinism import is_deterministic
+from sdm.layers.huge_pages import move_to_huge_pages
 from sdm.layers.interface import check_input
 from sdm.layers.modules import Float32Linear, GatedMLP
 from sdm.layers.rope import turns_per_position
@@ -71,6 +72,7 @@ def optimize_for_decoding(model: nn.Module, weights: str = "float32") -> nn.Modu
     for layer in layers.values():
         layer.__class__ = DecodeLinear
         layer._reduce(weights)
+    move_to_huge_pages(model, [layer.weight for layer in layers.values()])
     for module in model.modules():
         module.__class__ = _DECODING.get(type(module), type(module))
     return model

@@ -23,6 +23,9 @@ UndoT = TypeVar("UndoT", bound="Undo")
 RestoredT = TypeVar("RestoredT", bound="LayerState", contravariant=True)
 
 
+_FIELD_NAMES: dict[Any, tuple[str, ...]] = {}  # looking them up takes a good part of a decode step
+
+
 @dataclasses.dataclass
 class LayerState:
     """Base of all states: dataclasses whose fields are tensors or states."""
@@ -30,12 +33,12 @@ class LayerState:
     def tensors(self) -> dict[str, Tensor]:
         """Return every tensor by its name, such as "memory", or "inner.memory" within a state."""
         named: dict[str, Tensor] = {}
-        for field in dataclasses.fields(self):
-            part = getattr(self, field.name)
+        for own in self._field_names():
+            part = getattr(self, own)
             if isinstance(part, LayerState):
-                named |= {f"{field.name}.{name}": x for name, x in part.tensors().items()}
+                named |= {f"{own}.{name}": x for name, x in part.tensors().items()}
             else:
-                named[field.name] = part
+                named[own] = part
         return named
 
     def with_tensors(self: StateT, tensors: Mapping[str, Tensor]) -> StateT:
@@ -82,6 +85,12 @@ class LayerState:
             return Snapshot(self.with_tensors({name.removeprefix(prefix): x for name, x in tensors.items()}))
         return self._undo_type()(**tensors)
 
+    def _field_names(self) -> tuple[str, ...]:
+        kind = type(self)
+        if kind not in _FIELD_NAMES:
+            _FIELD_NAMES[kind] = tuple(field.name for field in dataclasses.fields(self))
+        return _FIELD_NAMES[kind]
+
     def _undo_type(self) -> type[Undo]:
         raise NotImplementedError(f"{type(self).__name__} does not say what its undo records are")
 
@@ -97,7 +106,8 @@ class LayerState:
     @property
     def streams(self) -> int:
         """Number of streams that the state holds."""
-        return len(next(iter(self.tensors().values())))
+        part = getattr(self, self._field_names()[0])
+        return part.streams if isinstance(part, LayerState) else len(part)
 
     @property
     def nbytes(self) -> int:

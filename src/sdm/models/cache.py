@@ -79,9 +79,11 @@ class LayerCache(CacheLayerMixin):
             if record is not None and before is not None:
                 record(Snapshot(before))
             return y
-        self.state = before.map(_changeable)
         if x.shape[1] == 1 and attention_mask is None:
-            return layer.step_(x[:, 0], self.state, record).unsqueeze(1)
+            if not all(_is_changeable(tensor) for tensor in before.tensors().values()):
+                self.state = before = before.map(_changeable)
+            return layer.step_(x[:, 0], before, record).unsqueeze(1)
+        self.state = before.map(_changeable)
         return layer.extend_(x, self.state, attention_mask, record)
 
     def _run_recorded(self, layer: SequenceLayer, x: Tensor, attention_mask: Tensor | None) -> Tensor:
@@ -220,7 +222,7 @@ class SDMCache(JournalMixin, Cache):
 
     def __init__(self, config: SDMConfig) -> None:
         super().__init__(layers=[LayerCache(kind, place) for place, kind in enumerate(config.layer_types or ())])
-        self._sizes = _state_sizes(config)
+        self._sizes = copy.deepcopy(_state_sizes(config))
         self.journal: Journal | None = None
         # The MemoryState that all rows started from, if there was one: a state taken later shares with it.
         self.origin: MemoryState | None = None
@@ -352,9 +354,7 @@ def _state_sizes(config: SDMConfig) -> dict[str, Any]:
     """The fields that decide about the shapes and the meaning of the states."""
     kinds = [LAYER_TYPES[kind] for kind in dict.fromkeys(config.layer_types or ())]
     names = dict.fromkeys(name for kind in kinds for name in kind.state_fields)
-    return {
-        name: copy.deepcopy(getattr(config, name)) for name in ("layer_types", "hidden_size", "rope_parameters", *names)
-    }
+    return {name: getattr(config, name) for name in ("layer_types", "hidden_size", "rope_parameters", *names)}
 
 
 def can_step(layer: object) -> bool:
@@ -387,9 +387,13 @@ def _without_padding(attention_mask: Tensor | None, tokens: int) -> list[tuple[i
     return runs
 
 
-def _changeable(x: Tensor) -> Tensor:
+def _is_changeable(x: Tensor) -> bool:
     """Tensors made under `torch.inference_mode` refuse to change outside of it."""
-    return x.clone() if x.is_inference() and not torch.is_inference_mode_enabled() else x
+    return not x.is_inference() or torch.is_inference_mode_enabled()
+
+
+def _changeable(x: Tensor) -> Tensor:
+    return x if _is_changeable(x) else x.clone()
 
 
 def _reorder(x: Tensor, source: Tensor) -> Tensor:

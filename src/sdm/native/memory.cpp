@@ -2,14 +2,20 @@
 
 #include <pthread.h>
 
+#include <algorithm>
+#include <atomic>
 #include <cstdint>
 #include <cstdlib>
 #include <cstring>
+#include <fstream>
+#include <iterator>
 #include <mutex>
 #include <new>
+#include <string>
 #include <vector>
 #if defined(__linux__)
 #include <sys/mman.h>
+#include <unistd.h>
 #endif
 
 namespace sdm {
@@ -102,6 +108,75 @@ Scratch::~Scratch() {
 }
 
 #endif  // SDM_EXACT_SCRATCH
+
+#if defined(__linux__) && !defined(MADV_COLLAPSE)
+#define MADV_COLLAPSE 25
+#endif
+
+#if defined(__linux__)
+namespace {
+
+constexpr std::size_t kLargeBlock = std::size_t{16} << 20;
+constexpr int kUsesBefore = 2;  // a state that is passed on is used by one forward and one backward pass
+
+struct Use {
+  const void* data;
+  std::size_t bytes;
+  int count;
+};
+
+// The blocks used last. Whoever finds the list in use does without: a flag that is set in a forked child harms nobody.
+Use uses[64] = {};
+int oldest_use = 0;
+std::atomic_flag list_is_used = ATOMIC_FLAG_INIT;
+
+// Whether this use of a block is the one that moves it.
+bool pays_now(const void* data, std::size_t bytes) {
+  if (list_is_used.test_and_set(std::memory_order_acquire)) return false;
+  Use* use = std::find_if(std::begin(uses), std::end(uses), [&](const Use& x) { return x.data == data && x.bytes == bytes; });
+  if (use == std::end(uses)) {
+    use = &uses[oldest_use++ % std::size(uses)];
+    *use = {data, bytes, 0};
+  }
+  const bool pays = use->count == kUsesBefore;
+  use->count += use->count <= kUsesBefore;
+  list_is_used.clear(std::memory_order_release);
+  return pays;
+}
+
+bool system_has_huge_pages() {
+  std::ifstream file("/sys/kernel/mm/transparent_hugepage/enabled");
+  std::string modes;
+  return std::getline(file, modes) && modes.find("[never]") == std::string::npos;
+}
+
+}  // namespace
+#endif
+
+void move_to_huge_pages_when_reused(const void* data, std::size_t bytes) {
+#if defined(__linux__)
+  if (bytes < kLargeBlock || !pays_now(data, bytes) || !system_has_huge_pages()) return;
+  const auto address = reinterpret_cast<std::uintptr_t>(data);
+  const std::uintptr_t first = (address + kHugePage - 1) / kHugePage * kHugePage;
+  const std::size_t count = (address + bytes - first) / kHugePage, small = kHugePage / 4096;
+  std::vector<unsigned char> resident(count * small);
+  const auto at = [&](std::size_t page) { return reinterpret_cast<void*>(first + page * kHugePage); };
+  if (sysconf(_SC_PAGESIZE) != 4096 || mincore(at(0), count * kHugePage, resident.data())) return;
+  // Pages that nobody has touched take no memory, and stay like that.
+  const auto is_whole = [&](std::size_t page) {
+    const auto begin = resident.begin() + static_cast<std::ptrdiff_t>(page * small);
+    return std::all_of(begin, begin + small, [](unsigned char x) { return x & 1; });
+  };
+  for (std::size_t page = 0, end; page < count; page = end + 1) {
+    for (end = page; end < count && is_whole(end);) ++end;
+    // Kernels before 6.1 refuse, and so does one that has no huge page left.
+    if (end > page) madvise(at(page), (end - page) * kHugePage, MADV_COLLAPSE);
+  }
+#else
+  (void)data;
+  (void)bytes;
+#endif
+}
 
 void advise_huge_pages(void* data, std::size_t bytes) {
 #if defined(__linux__) && defined(MADV_HUGEPAGE)

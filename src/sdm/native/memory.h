@@ -45,4 +45,8 @@ struct ScratchFault {
 // Asks for huge pages behind memory that somebody else allocated and nobody has touched yet. A hint: never fails.
 void advise_huge_pages(void* data, std::size_t bytes);
 
+// Tells that a call reads pieces from all over a block of the caller. A large block that calls come back to is moved to
+// huge pages, once: looking up the addresses of small ones takes longer than reading the pieces.
+void move_to_huge_pages_when_reused(const void* data, std::size_t bytes);
+
 }  // namespace sdm

@@ -98,26 +98,27 @@ def linear_group(x: Tensor, layers: Sequence[Weights]) -> Tensor:
 
 def gated_mlp_rows(x: Tensor, gate: Weights, up: Weights, down: Weights) -> Tensor:
     """Compute (silu(x gate^T) * x up^T) down^T for a few rows x [...,inputs], in one call of the core."""
-    for rows, layer in ((x, gate), (x, up), (x.new_empty(0, down.weight.shape[1]), down)):
-        _check(rows, *layer)
-    if gate.weight.shape != up.weight.shape or down.weight.shape[1] != len(up.weight):
+    _check(x, *gate)
+    _check(x, *up)
+    hidden = up.weight.shape[0]
+    _check(x, *down, inputs=hidden)
+    if gate.weight.shape != up.weight.shape:
         raise ValueError("gate and up must have the shape [hidden,inputs] and down [outputs,hidden]")
-    layers = [tensor for layer in (gate, up, down) for tensor in layer if tensor is not None]
-    if len({layer.weight.dtype for layer in (gate, up, down)}) > 1 or any(
-        layer.bias is not None for layer in (gate, up, down)
-    ):
+    if not gate.weight.dtype == up.weight.dtype == down.weight.dtype or not gate.bias is up.bias is down.bias is None:
         raise ValueError("the three layers must have weights of one dtype and no bias")
-    if not all(tensor.is_contiguous() for tensor in layers):
-        raise ValueError("weights must be contiguous")
+    for layer in (gate, up, down):
+        if not layer.weight.is_contiguous() or not (layer.scale is None or layer.scale.is_contiguous()):
+            raise ValueError("weights must be contiguous")
     x = x.contiguous()
-    y = x.new_empty((*x.shape[:-1], len(down.weight)))
+    outputs = down.weight.shape[0]
+    y = x.new_empty((*x.shape[:-1], outputs))
     require_core().gated_mlp(
         x.dtype == torch.float64,
         threads=torch.get_num_threads(),
         rows=math.prod(x.shape[:-1]),
         inputs=x.shape[-1],
-        hidden=len(up.weight),
-        outputs=len(down.weight),
+        hidden=hidden,
+        outputs=outputs,
         format=_FORMATS.get(up.weight.dtype, 0),
         x=x.data_ptr(),
         gate=gate.weight.data_ptr(),
@@ -156,12 +157,14 @@ def rms_norm_rows(x: Tensor, weight: Tensor, eps: float) -> Tensor:
     return y
 
 
-def _check(x: Tensor, weight: Tensor, bias: Tensor | None, scale: Tensor | None) -> None:
-    outputs, inputs = weight.shape
-    if x.shape[-1] != inputs or weight.dtype not in _WEIGHT_DTYPES.get(x.dtype, ()):
+def _check(x: Tensor, weight: Tensor, bias: Tensor | None, scale: Tensor | None, inputs: int | None = None) -> None:
+    """`inputs`: the channels of the rows, if they are not those of x."""
+    outputs, wanted = weight.shape
+    inputs = x.shape[-1] if inputs is None else inputs
+    if inputs != wanted or weight.dtype not in _WEIGHT_DTYPES.get(x.dtype, ()):
         raise ValueError(
-            f"x must be [...,{inputs}] in float32 or float64 and weight of its dtype, or bfloat16 or int8 for float32; "
-            f"got x {list(x.shape)} in {x.dtype} and weight in {weight.dtype}"
+            f"x must be [...,{wanted}] in float32 or float64 and weight of its dtype, or bfloat16 or int8 for float32; "
+            f"got x [...,{inputs}] in {x.dtype} and weight in {weight.dtype}"
         )
     for name, vector in (("bias", bias), ("scale", scale)):
         if vector is not None and (vector.shape != (outputs,) or vector.dtype != x.dtype):

@@ -30,7 +30,9 @@ SDM_INLINE void multiply(const Weight* weight, const Real* x, int64_t n, Real* s
     for (int row = 0; row < Rows; ++row) inputs[row] = load(x + row * n + i);
     for (int out = 0; out < Outputs; ++out) {
       const Weight* at = weight + out * n + i;
-      if (Outputs > 1) __builtin_prefetch(at + Outputs * n, 0, 3);  // processors do not foresee several short streams
+      // Processors do not foresee several short streams, and foresee a long one only as far as its page.
+      if (Outputs > 1) __builtin_prefetch(at + Outputs * n, 0, 3);
+      if (Outputs == 1) __builtin_prefetch(reinterpret_cast<const char*>(at) + 4096, 0, 2);
       const Vector<Real> w = load_row(at);
       for (int row = 0; row < Rows; ++row) sum[out][row] += w * inputs[row];
     }

@@ -24,9 +24,9 @@ class Backward {
   explicit Backward(const SparseDeltaBackward<Real>& call) : call_(call) {}
 
   void run() {
+    if (call_.initial_state) move_to_huge_pages_when_reused(call_.initial_state, call_.initial_bytes());
     if (call_.grad_initial_state) {
-      const int64_t tables = call_.initial_per_sequence ? call_.streams() : call_.heads;
-      const auto bytes = static_cast<std::size_t>(tables * call_.slots * call_.channels) * sizeof(Real);
+      const std::size_t bytes = call_.initial_bytes();
       advise_huge_pages(call_.grad_initial_state, bytes);
       if (call_.streams() == 0) std::memset(call_.grad_initial_state, 0, bytes);
     }

@@ -4,6 +4,7 @@
 #pragma once
 
 #include <algorithm>
+#include <cstddef>
 #include <cstdint>
 
 namespace sdm {
@@ -42,6 +43,10 @@ struct SparseDeltaCall {
   int64_t begin(int64_t sequence) const { return cu_seqlens ? cu_seqlens[sequence] : sequence * tokens; }
   int64_t length(int64_t sequence) const {
     return cu_seqlens ? cu_seqlens[sequence + 1] - cu_seqlens[sequence] : tokens;
+  }
+  std::size_t initial_bytes() const {
+    const int64_t tables = initial_per_sequence ? streams() : heads;
+    return static_cast<std::size_t>(tables * slots * channels) * (initial_bf16 ? 2 : sizeof(Real));
   }
   int64_t streams() const { return sequences * heads; }
   int64_t longest() const {

@@ -35,6 +35,7 @@ class Forward {
   void run() {
     if (call_.streams() == 0) return;
     if (call_.final_state && call_.final_state == call_.initial_state) return run_in_place();
+    if (call_.initial_state) move_to_huge_pages_when_reused(call_.initial_state, call_.initial_bytes());
     if (call_.final_state) {
       advise_huge_pages(call_.final_state, call_.streams() * call_.slots * call_.channels * sizeof(Real));
     }
