@@ -94,7 +94,7 @@ GRIDS: dict[str, Sequence[float]] = {
 }
 """Learning rates that are tried, by the method."""
 RATES = {
-    "mistral": {"sdm": 1e-2, "gdn": 5e-3, "full": 1e-4, "lora-4": 5e-4},
+    "mistral": {"sdm": 1e-2, "gdn": 2.5e-3, "full": 1e-4, "lora-4": 1e-3},
     "qwen3": {"sdm": 5e-3, "gdn": 5e-3, "full": 1e-3, "lora-4": 5e-4},
 }
 """By base and method: the best rate of the grid on the validation documents."""
