@@ -1,10 +1,11 @@
-"""What backward keeps of old rows in the Triton kernels, and how exact gradients are beside those of snapshots.
+"""What backward keeps of old rows in the Triton kernels, and how exact outputs and gradients are beside those of
+snapshots and of tables in bfloat16.
 
 python -m benchmarks.triton_backward [--time 512] [--no-table]
 
 W = R = 64 as in the paper, as many slots as tokens, gates of -0.18 on average. Triton's interpreter runs the kernels in
-float32; the reference computes in float64. The error is the largest difference of a gradient, relative to its largest
-number, over all inputs.
+float32; the reference computes in float64. The error is the largest difference of the output or a gradient, relative to
+its largest number, over all inputs.
 """
 
 from __future__ import annotations
@@ -30,6 +31,7 @@ NAMES = {
     "bf16": "snapshots in bfloat16",
     "fp8": "snapshots in fp8",
     "int4": "snapshots in int4",
+    "table": "planned inversion, forward on tables in bfloat16",
 }
 
 
@@ -51,16 +53,17 @@ def inputs(time: int, channels: int, accesses: int) -> tuple[Tokens, Tensor]:
 
 
 def reference(tokens: Tokens, table: Tensor, grad_y: Tensor) -> dict[str, Tensor]:
-    """Gradients in float64."""
+    """Output and gradients in float64."""
     leaves = {name: x.double().requires_grad_() for name, x in tokens._asdict().items() if x.is_floating_point()}
     start = table.double().requires_grad_()
     y, _ = ops.sparse_delta_rule(*tokens._replace(**leaves), initial_state=start, backend="reference")
     leaves["table"] = start
-    return dict(zip(leaves, torch.autograd.grad(y, list(leaves.values()), grad_y.double()), strict=True))
+    gradients = torch.autograd.grad(y, list(leaves.values()), grad_y.double())
+    return {"y": y.detach(), **dict(zip(leaves, gradients, strict=True))}
 
 
-def compare(time: int, channels: int = 8, accesses: int = ACCESSES) -> dict[str, tuple[float, float]]:
-    """For each way: rows kept, relative to one for each write, and the error of gradients."""
+def compare(time: int, channels: int = 8, accesses: int = ACCESSES) -> dict[str, tuple[float, float, float]]:
+    """For each way: rows kept, relative to one for each write, the error of the output and that of gradients."""
     from sdm.ops.sparse_delta_rule.triton import ROUNDING_LIMIT, SHARE
     from sdm.ops.sparse_delta_rule.triton.host import Plan, Problem, backward, forward
     from sdm.ops.sparse_delta_rule.triton.layout import BACKWARD
@@ -69,19 +72,22 @@ def compare(time: int, channels: int = 8, accesses: int = ACCESSES) -> dict[str,
     grad_y = torch.randn(1, time, 1, channels, generator=torch.Generator().manual_seed(1))
     expected = reference(tokens, table, grad_y)
     problem = Problem(tokens, table, time, None, False)
-    residual = forward(problem)[2]
     # Counts are of the rows before a chunk: the last chunk is left out of the share.
     chunk = problem.layout(BACKWARD).C
     counted = (time - 1) // chunk * chunk
     found = {}
-    for kind in NAMES:
-        grads = backward(problem, Plan(ROUNDING_LIMIT, SHARE, kind), residual, grad_y, None)
-        errors = [
-            float((getattr(grads, name).view_as(wanted) - wanted).abs().max() / wanted.abs().max())
-            for name, wanted in expected.items()
-        ]
+    for name in NAMES:
+        rounded = name == "table"
+        y, _, residual = forward(problem, table_dtype=torch.bfloat16 if rounded else None)
+        plan = Plan(ROUNDING_LIMIT, SHARE, "planned" if rounded else name)
+        grads = backward(problem, plan, residual, grad_y, None)
+        results = {"y": y, **grads._asdict()}
+        errors = {
+            x: float((results[x].view_as(wanted) - wanted).abs().max() / wanted.abs().max())
+            for x, wanted in expected.items()
+        }
         kept = float(grads.kept[:, 0, counted].double().mean()) / (counted * accesses)
-        found[kind] = kept, max(errors)
+        found[name] = kept, errors.pop("y"), max(errors.values())
     return found
 
 
@@ -90,9 +96,9 @@ def main() -> None:
     parser.add_argument("--time", type=int, default=512, help="tokens, and slots")
     parser.add_argument("--no-table", action="store_true", help="leave docs/performance.md as it is")
     options = parser.parse_args()
-    lines = ["| old rows | kept / (T x W) | error of gradients |", "|---|---:|---:|"]
-    for kind, (kept, error) in compare(options.time).items():
-        lines.append(f"| {NAMES[kind]} | {100 * kept:.1f}% | {error:.0e} |")
+    lines = ["| old rows | kept / (T x W) | error of outputs | error of gradients |", "|---|---:|---:|---:|"]
+    for kind, (kept, output, gradients) in compare(options.time).items():
+        lines.append(f"| {NAMES[kind]} | {100 * kept:.1f}% | {output:.0e} | {gradients:.0e} |")
     print(*lines, sep="\n")
     if not options.no_table:
         write_between(Path(__file__).parent.parent / "docs" / "performance.md", (BEGIN, END), lines)

@@ -56,8 +56,8 @@ class Case:
     kind: str = "planned"
     one_table: bool = False
     """Let packed documents share a table; there is no final state then."""
-    many: bool = False
-    """Use the layout for many programs."""
+    layout: str = "few"
+    """For the fewest programs, few or many."""
     edges: bool = False
     """Run only the blocks of the first and the last channels, and compare those."""
     tolerance: float = 0.0
@@ -72,12 +72,14 @@ CASES: dict[str, Case] = {
     "one block, packed, one table": Case(T=9, N=96, D=8, documents=(0, 5, 9), one_table=True),
     "W = R = 4": Case(B=2, T=21, H=2, W=4, R=4, N=16, D=6),
     "packed, slot rule": Case(T=22, W=3, R=5, N=11, D=6, update="slot", per_write=True, documents=(0, 3, 3, 22)),
-    "W = R = 4, many": Case(B=2, T=21, H=2, W=4, R=4, N=16, D=6, many=True),
-    "W = R = 64, many": Case(T=13, many=True),
-    "strong decay, short ring, many": Case(T=9, D=16, decay=60.0, share=10**9, many=True),
+    "W = R = 4, many": Case(B=2, T=21, H=2, W=4, R=4, N=16, D=6, layout="many"),
+    "W = R = 64, many": Case(T=13, layout="many"),
+    "strong decay, short ring, many": Case(T=9, D=16, decay=60.0, share=10**9, layout="many"),
     "packed, one table": Case(T=22, H=2, W=3, R=5, N=11, D=6, documents=(0, 3, 3, 12, 22), one_table=True),
     "packed, one table, W = R = 64": Case(T=13, D=16, N=128, documents=(0, 4, 4, 5, 13), one_table=True),
-    "packed, many": Case(T=13, D=16, documents=(0, 4, 4, 5, 13), many=True),
+    "strong decay, short ring, fewest": Case(T=21, D=16, decay=60.0, share=10**9, layout="fewest"),
+    "packed, fewest": Case(T=29, D=16, documents=(0, 11, 11, 12, 29), layout="fewest"),
+    "packed, many": Case(T=13, D=16, documents=(0, 4, 4, 5, 13), layout="many"),
     "W = R = 1": Case(T=40, W=1, R=1, N=4, D=4),
     "W = R = 16": Case(B=2, T=19, H=2, W=16, R=16, N=100, D=24),
     "W = 12": Case(T=19, H=2, W=12, R=12, N=100, D=24),
@@ -92,11 +94,11 @@ CASES: dict[str, Case] = {
     "snapshots in bfloat16": Case(D=16, kind="bf16", tolerance=2e-2),
     "snapshots in int4": Case(D=16, kind="int4", tolerance=0.5),
     **{
-        f"level {x}{', many' if many else ''}{suffix}": Case(
-            H=H, N=2048, D=D, edges=True, dtype=dtype, tolerance=LEVEL_TOLERANCE[dtype], many=many
+        f"level {x}, {name}{suffix}": Case(
+            T=21, H=H, N=2048, D=D, edges=True, dtype=dtype, tolerance=LEVEL_TOLERANCE[dtype], layout=name
         )
         for x, (H, D) in LEVELS.items()
-        for many in (False, True)
+        for name in layout.Accesses._fields
         for dtype, suffix in ((torch.float32, ""), (torch.bfloat16, ", bfloat16"))
     },
 }
@@ -171,7 +173,7 @@ def compare(case: Case, target: str, change: Callable[[Program], Program] | None
 
     only = dict.fromkeys(("forward_kernel", "backward_kernel"), _edges) if case.edges else {}
     host.TABLE_PROGRAMS = 0 if case.one_table else TABLE_PROGRAMS
-    with emulated(target, only=only, change=change) as emulation, layout.chosen(case.many):
+    with emulated(target, only=only, change=change) as emulation, layout.chosen(case.layout):
         results = _both(run, tokens, table)
     worst = 0.0
     for name, x in expected.items():

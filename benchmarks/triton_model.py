@@ -36,7 +36,7 @@ from sdm.ops.sparse_delta_rule.triton import layout
 from sdm.ops.sparse_delta_rule.triton.host import Links
 from sdm.ops.triton.availability import version
 from sdm.ops.triton.launch import Launch
-from sdm.plan.kernel_time import GPU, GPUS, STORED, Estimate, Kernel, layout_name, stored_kernels
+from sdm.plan.kernel_time import GPU, GPUS, STORED, Estimate, Kernel, stored_kernels
 
 BEGIN, END = "<!-- model: made by benchmarks/triton_model.py -->", "<!-- end of model -->"
 LENGTHS = (16, 48)  # tokens that are emulated
@@ -75,19 +75,19 @@ def _watched(gpu: GPU, seen: dict[str, tuple[Launch, Schedule, int]]) -> Iterato
 def kernels(
     level: int,
     gpu: GPU,
-    many: bool,
+    name: str,
     dtype: torch.dtype = torch.float32,
     zipf: bool = False,
     backward: bool = True,
 ) -> dict[str, Kernel]:
-    """The kernels of a call at a ladder level, by name, in the layout for few or for many programs."""
+    """The kernels of a call at a ladder level, by name, in the layout of this name."""
     heads, n, _ = sizes(level)
     lengths: list[dict[str, tuple[Launch, Schedule, int]]] = []
     for time in LENGTHS:
         tokens, table = sparse_tokens(1, time, heads, n * n, CHANNELS, dtype, zipf)
         leaves = [x.requires_grad_() if x.is_floating_point() else x for x in (*tokens, table)]
         seen: dict[str, tuple[Launch, Schedule, int]] = {}
-        with _watched(gpu, seen), layout.chosen(many):
+        with _watched(gpu, seen), layout.chosen(name):
             y, _ = ops.sparse_delta_rule(*leaves[:-1], initial_state=leaves[-1], backend="triton")
             forward = set(seen)
             if backward:
@@ -95,17 +95,17 @@ def kernels(
         lengths.append(seen)
     short, long = lengths
     result = {}
-    for name, (launch, schedule, threads) in long.items():
+    for kernel_name, (launch, schedule, threads) in long.items():
         arguments, taken = launch.arguments, resources(launch, gpu.target)
         kernel = partial(Kernel, registers=taken.registers, shared=taken.shared, threads=threads)
-        kernel = partial(kernel, backward=name not in forward, spilled=taken.spilled)
+        kernel = partial(kernel, backward=kernel_name not in forward, spilled=taken.spilled)
         if launch.name in PER_BLOCK:
-            usage = (schedule.usage - short[name][1].usage) * (1 / (LENGTHS[1] - LENGTHS[0]))
-            result[name] = kernel(usage, channels=arguments["S"])
+            usage = (schedule.usage - short[kernel_name][1].usage) * (1 / (LENGTHS[1] - LENGTHS[0]))
+            result[kernel_name] = kernel(usage, channels=arguments["S"])
         else:
             # A block of `reduce_kernel` reads a part of each slab.
             per_slab = CHANNELS if launch.name == "reduce_kernel" else 0
-            result[name] = kernel(schedule.usage, tokens=arguments["C"], per_slab=per_slab)
+            result[kernel_name] = kernel(schedule.usage, tokens=arguments["C"], per_slab=per_slab)
     return result
 
 
@@ -168,6 +168,10 @@ def gated_rows(levels: list[int], gpus: list[str], batches: tuple[int, ...], tim
                 yield f"| {name}, level {level}, gated delta rule | {batch} | {' | '.join(cells)} |"
 
 
+SMALLEST = (1, 8)
+"""The levels with the fewest channels of one head and of two: larger ones have too many programs for `fewest`."""
+
+
 def store(gpus: list[str], levels: list[int]) -> None:
     """Write what `sdm plan` knows of the kernels: one entry for the sizes of each level."""
     stored: dict[str, Any] = json.loads(STORED.read_text()) if STORED.exists() else {"kernels": {}}
@@ -177,9 +181,8 @@ def store(gpus: list[str], levels: list[int]) -> None:
             heads, _, channels = sizes(level)
             selection = {kernel: x.stored() for kernel, x in selection_kernels(level, GPUS[name]).items()}
             stored["kernels"].setdefault(name, {})[f"{heads}x{channels}"] = {
-                layout_name(many): {kernel: x.stored() for kernel, x in kernels(level, GPUS[name], many).items()}
-                | selection
-                for many in (False, True)
+                chosen: {kernel: x.stored() for kernel, x in kernels(level, GPUS[name], chosen).items()} | selection
+                for chosen in (layout.Accesses._fields if level in SMALLEST else ("few", "many"))
             }
             print(f"{name}, level {level}: {heads} x {channels}", flush=True)
             write_stored(stored)
@@ -197,8 +200,8 @@ def write_stored(stored: dict[str, Any]) -> None:
 def differences(level: int, gpu: GPU) -> list[str]:
     """Where the stored numbers are not what the model says now, for the kernels of forward with few programs."""
     heads, _, channels = sizes(level)
-    stored = stored_kernels()[gpu.name][f"{heads}x{channels}"][layout_name(False)]
-    fresh = kernels(level, gpu, False, backward=False) | selection_kernels(level, gpu)
+    stored = stored_kernels()[gpu.name][f"{heads}x{channels}"]["few"]
+    fresh = kernels(level, gpu, "few", backward=False) | selection_kernels(level, gpu)
     result = []
     for name, kernel in fresh.items():
         before, now = stored[name].stored(), kernel.stored()
@@ -227,15 +230,17 @@ def totals(
 ) -> dict[int, tuple[Estimate, Estimate]]:
     """Forward without gradients, and backward, for each batch size."""
     heads, _, channels = sizes(level)
-    known: dict[bool, dict[str, Kernel]] = {}
+    known: dict[str, dict[str, Kernel]] = {}
     result = {}
     for batch in batches:
-        many = batch * heads * channels // 8 >= layout.MANY
-        if many not in known:
-            known[many] = kernels(level, gpu, many, **options)
         both = {False: Estimate(), True: Estimate()}
-        for kernel in known[many].values():
-            both[kernel.backward] += kernel.time(gpu, batch * heads, time, channels)
+        for backward, limits in ((False, layout.FORWARD), (True, layout.BACKWARD)):
+            name = layout.Layout.name(ACCESSES, ACCESSES, channels, limits, batch * heads)
+            if name not in known:
+                known[name] = kernels(level, gpu, name, **options)
+            for kernel in known[name].values():
+                if kernel.backward == backward:
+                    both[backward] += kernel.time(gpu, batch * heads, time, channels)
         result[batch] = both[False], both[True]
     return result
 
@@ -262,10 +267,10 @@ def rows(levels: list[int], gpus: list[str], batches: tuple[int, ...], time: int
     return lines
 
 
-def details(level: int, gpu: GPU, many: bool, zipf: bool = False) -> list[str]:
+def details(level: int, gpu: GPU, layout_name: str, zipf: bool = False) -> list[str]:
     """What limits each kernel: cycles per token of a block, registers, blocks of a multiprocessor, barriers."""
     lines = []
-    for name, kernel in (kernels(level, gpu, many, zipf=zipf) | selection_kernels(level, gpu)).items():
+    for name, kernel in (kernels(level, gpu, layout_name, zipf=zipf) | selection_kernels(level, gpu)).items():
         use = kernel.usage
         lines.append(
             f"{name:28} {use.reordered:8.0f}-{use.in_order:<8.0f} cycles, issue {use.issue:7.0f}, "
@@ -277,28 +282,29 @@ def details(level: int, gpu: GPU, many: bool, zipf: bool = False) -> list[str]:
     return lines
 
 
-LEAST_BLOCKS = {("forward_kernel", False): 2, ("backward_kernel", False): 2}
-LEAST_BLOCKS |= {("forward_kernel", True): 8, ("backward_kernel", True): 8}
-"""Of a multiprocessor, by kernel and whether programs are many."""
-MOST_BARRIERS = {("forward_kernel", False): 6, ("backward_kernel", False): 36}
-MOST_BARRIERS |= {("forward_kernel", True): 17, ("backward_kernel", True): 38}
+LEAST_BLOCKS = {"fewest": 1, "few": 2, "many": 8}
+"""Of a multiprocessor, by layout, forward and backward."""
+MOST_BARRIERS = {
+    "forward_kernel": {"fewest": 3, "few": 6, "many": 17},
+    "backward_kernel": {"fewest": 36, "few": 36, "many": 38},
+}
 """Per token."""
 
 
 def problems(level: int, gpu: GPU) -> list[str]:
     """What is worse than the layouts were chosen for: registers spilled, blocks of a multiprocessor, barriers."""
     result = []
-    for many in (False, True):
-        for name, kernel in kernels(level, gpu, many).items():
+    for chosen, least in LEAST_BLOCKS.items():
+        for name, kernel in kernels(level, gpu, chosen).items():
             if kernel.spilled:
                 result.append(f"{name} spills {kernel.spilled} bytes")
-            if (name, many) in LEAST_BLOCKS:
+            if name in MOST_BARRIERS:
                 blocks = gpu.resident(kernel.threads, kernel.registers, kernel.shared)
                 barriers = kernel.usage.barriers
-                if blocks < LEAST_BLOCKS[name, many]:
-                    result.append(f"{name}, many={many}: {blocks} blocks of a multiprocessor")
-                if barriers > MOST_BARRIERS[name, many]:
-                    result.append(f"{name}, many={many}: {barriers:.1f} barriers per token")
+                if blocks < least:
+                    result.append(f"{name}, {chosen}: {blocks} blocks of a multiprocessor")
+                if barriers > MOST_BARRIERS[name][chosen]:
+                    result.append(f"{name}, {chosen}: {barriers:.1f} barriers per token")
     return result
 
 
@@ -336,9 +342,9 @@ def main() -> int:
     if options.details:
         for name in options.gpus:
             for level in options.levels:
-                for many in (False, True):
-                    print(f"{name}, level {level}, W = R = {ACCESSES}, {'many' if many else 'few'} programs")
-                    print(*details(level, GPUS[name], many), sep="\n", flush=True)
+                for chosen in layout.Accesses._fields:
+                    print(f"{name}, level {level}, W = R = {ACCESSES}, {chosen} programs")
+                    print(*details(level, GPUS[name], chosen), sep="\n", flush=True)
         return 0
     lines = rows(options.levels, options.gpus, tuple(options.batches), options.time, options.slots)
     if not options.no_table:

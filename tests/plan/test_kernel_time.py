@@ -35,8 +35,8 @@ def test_every_level_is_stored() -> None:
     for gpu in GPUS:
         for level in LEVELS.values():
             sizes = f"{level.num_memory_heads}x{level.hidden_size // level.num_memory_heads}"
-            assert nearest_sizes(gpu, *map(int, sizes.split("x"))) == sizes
             for layout in ("few", "many"):
+                assert nearest_sizes(gpu, *map(int, sizes.split("x")), layout) == sizes
                 names = stored_kernels()[gpu][sizes][layout]
                 assert {"forward_kernel", "backward_kernel", "reduce_kernel", "select_kernel"} < set(names)
                 assert not any(kernel.spilled for kernel in names.values())

@@ -160,11 +160,6 @@ class Kernel:
         return Kernel(**{**stored, "usage": Usage(**stored["usage"])})
 
 
-def layout_name(many: bool) -> str:
-    """Name of a layout in the stored file."""
-    return "many" if many else "few"
-
-
 @cache
 def stored_kernels() -> dict[str, dict[str, dict[str, dict[str, Kernel]]]]:
     """The kernels of `kernels.json` by GPU, sizes (heads x channels), layout and name."""
@@ -179,14 +174,14 @@ def stored_kernels() -> dict[str, dict[str, dict[str, dict[str, Kernel]]]]:
     }
 
 
-def nearest_sizes(gpu: str, heads: int, channels: int) -> str:
-    """The stored sizes that are nearest: heads are compared first, then channels."""
+def nearest_sizes(gpu: str, heads: int, channels: int, layout: str) -> str:
+    """The stored sizes with this layout that are nearest: heads are compared first, then channels."""
 
     def distance(sizes: str) -> tuple[int, int]:
         stored_heads, stored_channels = map(int, sizes.split("x"))
         return abs(stored_heads - heads), abs(stored_channels - channels)
 
-    return min(stored_kernels()[gpu], key=distance)
+    return min((sizes for sizes, layouts in stored_kernels()[gpu].items() if layout in layouts), key=distance)
 
 
 @dataclass(frozen=True)
@@ -213,12 +208,12 @@ class MemoryCall:
         """
         if bandwidth is not None:
             gpu = replace(gpu, bandwidth=bandwidth)
-        stored = stored_kernels()[gpu.name][nearest_sizes(gpu.name, self.heads, self.channels)]
         totals = {False: Estimate(), True: Estimate()}
         for backward, limits in ((False, FORWARD), (True, BACKWARD)):
-            layout, many = self._layout(limits)
+            layout, name = self._layout(limits)
             scale = (layout.WP + layout.RP) / (2 * ACCESSES)
-            for kernel in stored[layout_name(many)].values():
+            sizes = nearest_sizes(gpu.name, self.heads, self.channels, name)
+            for kernel in stored_kernels()[gpu.name][sizes][name].values():
                 if kernel.backward == backward:
                     wide = scale * layout.S / kernel.channels if kernel.channels else scale
                     placed = replace(kernel, channels=layout.S) if kernel.channels else kernel
@@ -226,6 +221,6 @@ class MemoryCall:
                     totals[backward] += placed.time(gpu, streams, self.time, self.channels, wide)
         return totals[False], totals[True]
 
-    def _layout(self, limits: Accesses) -> tuple[Layout, bool]:
+    def _layout(self, limits: Accesses) -> tuple[Layout, str]:
         sizes = self.writes, self.reads, self.channels, limits, self.batch * self.heads
-        return Layout.for_streams(*sizes), Layout.are_many(*sizes)
+        return Layout.for_streams(*sizes), Layout.name(*sizes)

@@ -72,14 +72,14 @@ def forward_kernel(  # type: ignore[no-untyped-def]
         code = tl.load(at_cell(write_slot, first, head, H, W) + at, mask=there, other=-1)
         weight = tl.load(weights + at, mask=there, other=0).to(ACC)
         kept = tl.load(at_cell(keep, first, head, H, W) + at, mask=there, other=0)
-        rows = gather(table, code, there, channel, lane, D).to(ACC)
+        strength = tl.load(strengths + t * H, mask=live, other=0).to(ACC)
+        mixed = tl.load(at_cell(mix, first, head, H, C) + at_matrix, mask=live[:, None], other=0)
         error = tl.load(at_cell(value, first, head, H, D) + at_channel, mask=there_channel, other=0).to(ACC)
-        if not SLOT_RULE:
-            error -= tl.sum((weight * kept)[:, :, None] * rows, 1)
-            error = combine(tl.load(at_cell(solve, first, head, H, C) + at_matrix, mask=live[:, None], other=0), error)
-        tl.store(errors + at_channel, error, mask=there_channel)
+        steps = tl.load(depth + first * H + head)
+        rows = gather(table, code, there, channel, lane, D).to(ACC)
 
-        output = combine(tl.load(at_cell(mix, first, head, H, C) + at_matrix, mask=live[:, None], other=0), error)
+        # Reads come first, so that they wait for memory together with the rows that are written.
+        output = tl.zeros((C, S), ACC)
         for block in range(0, RP, RB):
             j = block + tl.arange(0, RB)[None, :]
             there_r = live[:, None] & below(j, R, RP)
@@ -88,13 +88,16 @@ def forward_kernel(  # type: ignore[no-untyped-def]
             share = tl.load(at_cell(read_weight, first, head, H, R) + at_r, mask=there_r, other=0).to(ACC)
             share *= tl.load(at_cell(read_keep, first, head, H, R) + at_r, mask=there_r, other=0)
             output += tl.sum(share[:, :, None] * gather(table, code_r, there_r, channel, lane, D).to(ACC), 1)
+        if not SLOT_RULE:
+            error -= tl.sum((weight * kept)[:, :, None] * rows, 1)
+            error = combine(tl.load(at_cell(solve, first, head, H, C) + at_matrix, mask=live[:, None], other=0), error)
+        tl.store(errors + at_channel, error, mask=there_channel)
+        output += combine(mixed, error)
         tl.store(at_cell(y, first, head, H, D) + at_channel, output, mask=there_channel)
 
-        strength = tl.load(strengths + t * H, mask=live, other=0).to(ACC)
         rows = kept[:, :, None] * rows + (weight * strength[:, None])[:, :, None] * error[:, None, :]
         # Everybody has read the rows of the chunk's start, and can read the errors of the others.
         tl.debug_barrier()
-        steps = tl.load(depth + first * H + head)
         if steps > 0:
             number = tl.where(code >= 0, tl.load(links + at, mask=there, other=-1).to(tl.int32), -1)
             own = tl.load(factors + at, mask=there & (number >= 0), other=0)

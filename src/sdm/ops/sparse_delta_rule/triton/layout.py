@@ -2,8 +2,9 @@
 
 A program owns S channels of a sequence and walks its chunks of C tokens. It keeps the rows that a chunk writes in
 registers, 16 numbers of a tile [C,W,S] in each thread. What limits it is waiting: for memory, and for its own warps at
-barriers. Two layouts wait less, by the latency model of benchmarks/triton_model.py:
+barriers. Three layouts wait less, by the latency model of benchmarks/triton_model.py:
 
+- Fewest programs: each has a multiprocessor of its own and may take all of its registers. The largest chunks.
 - Few programs: large chunks, so that a program asks for many rows at once. The multiprocessors are not full, and a
   program should be done as soon as possible.
 - Many programs: small chunks and few warps. A multiprocessor has many programs at a time, which wait in parallel.
@@ -18,7 +19,8 @@ from typing import NamedTuple
 
 CHUNK = 16  # tokens at most
 LONGEST = 16384  # accesses of a token
-MANY = 512  # programs: more than the multiprocessors of a large GPU take at once with the first layout
+FEWEST = 108  # programs at most: the multiprocessors of an A100
+MANY = 512  # programs at least: more than the multiprocessors of a large GPU take at once with the layout for few
 NUMBERS = 512  # of a tile, in a warp
 SECTOR = 8  # channels of float32 that memory moves at once
 
@@ -26,13 +28,15 @@ SECTOR = 8  # channels of float32 that memory moves at once
 class Accesses(NamedTuple):
     """Writes and reads of a chunk at most, where it has more than one token."""
 
+    fewest: int
     few: int
     many: int
 
 
-# Backward keeps more per row.
-FORWARD = Accesses(1024, 256)
-BACKWARD = Accesses(512, 128)
+# Backward keeps more per row, and larger chunks would not fit into registers.
+FORWARD = Accesses(2048, 1024, 256)
+BACKWARD = Accesses(512, 512, 128)
+_forced: str | None = None
 
 
 def power(x: int) -> int:
@@ -80,21 +84,29 @@ class Layout:
     @staticmethod
     def for_streams(writes: int, reads: int, channels: int, limits: Accesses, streams: int) -> Layout:
         """The layout of a call with so many sequences and heads."""
-        many = Layout.are_many(writes, reads, channels, limits, streams)
-        return Layout.of(writes, reads, channels, limits.many if many else limits.few)
+        name = Layout.name(writes, reads, channels, limits, streams)
+        return Layout.of(writes, reads, channels, getattr(limits, name))
 
     @staticmethod
-    def are_many(writes: int, reads: int, channels: int, limits: Accesses, streams: int) -> bool:
-        """Whether such a call has many programs."""
-        return streams * -(-channels // Layout.of(writes, reads, channels, limits.many).S) >= MANY
+    def name(writes: int, reads: int, channels: int, limits: Accesses, streams: int) -> str:
+        """Which layout such a call has, by the number of its programs: a field of `Accesses`."""
+        if _forced is not None:
+            return _forced
+        fewest, few, many = (Layout.of(writes, reads, channels, limit) for limit in limits)
+        if streams * -(-channels // many.S) >= MANY:
+            return "many"
+        # Where a chunk cannot be larger a program would have more channels, and programs would be fewer still.
+        if fewest.S <= few.S and streams * -(-channels // fewest.S) <= FEWEST:
+            return "fewest"
+        return "few"
 
 
 @contextmanager
-def chosen(many: bool) -> Iterator[None]:
-    """Use the layout for many programs, or for few, whatever the size of a call: for tests and models."""
-    global MANY
-    before, MANY = MANY, 0 if many else 2**31
+def chosen(name: str) -> Iterator[None]:
+    """Use the layout of this name, whatever the size of a call: for tests and models."""
+    global _forced
+    before, _forced = _forced, name
     try:
         yield
     finally:
-        MANY = before
+        _forced = before
