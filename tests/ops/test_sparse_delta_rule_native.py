@@ -140,6 +140,21 @@ def test_steps_in_place_equal_one_pass() -> None:
     assert_close([torch.stack(steps, 1), stepped], [y, whole], 1e-6)
 
 
+def test_a_large_table_that_calls_come_back_to_gives_the_same_bits() -> None:
+    """From the third call on it lies on huge pages, where the system has them."""
+    N, D = 128 * 128, 300  # 19 MB, not a multiple of a huge page
+    tokens = random_tokens(1, 24, 1, N=N, D=D, dtype=torch.float32)
+    table = torch.randn(1, N, D, requires_grad=True)
+    before, results = table.detach().clone(), []
+    for _ in range(4):
+        y, final = sparse_delta_rule(*tokens, initial_state=table, output_final_state=True, backend="native")
+        (gradient,) = torch.autograd.grad(y.sum() + final.square().sum(), table)
+        results.append((y.detach(), final.detach(), gradient))
+    for result in results[1:]:
+        assert_identical(result, results[0])
+    assert torch.equal(table, before)
+
+
 def test_bfloat16_initial_state_without_gradients() -> None:
     tokens = random_tokens(2, 30, 2, N=40, D=33, dtype=torch.float32)
     state = torch.randn(2, 40, 33).bfloat16()
