@@ -58,12 +58,13 @@ class Case:
 
 
 SMALL = [Case(), Case(update="slot"), Case(batch=1, documents=(0, 9, 9, 70))]
-# The layouts that models use: few programs and many, slots that tokens of a chunk share, packing, bfloat16.
+# The layouts that models use: fewest, few and many programs, slots that tokens of a chunk share, packing, bfloat16.
 SHIPPED = [
     Case(batch, 40, 1, 4096, 256, 64, drawn, update, dtype, documents)
     for batch, drawn, update, dtype, documents in (
         (1, "uniform", "delta", torch.float32, None),
         (1, "zipf", "slot", torch.float32, None),
+        (8, "zipf", "delta", torch.float32, None),
         (16, "uniform", "delta", torch.float32, None),
         (16, "zipf", "delta", torch.float32, None),
         (16, "product keys", "delta", torch.float32, None),

@@ -44,7 +44,7 @@ def test_the_shipped_layouts_are_among_the_cases() -> None:
     from sdm.ops.sparse_delta_rule.triton.layout import FORWARD, Layout
 
     seen = {Layout.for_streams(c.accesses, c.accesses, c.channels, FORWARD, c.batch * c.heads) for c in gpu.SHIPPED}
-    assert {layout.C for layout in seen} == {2, 8}
+    assert {layout.C for layout in seen} == {2, 8, 16}
 
 
 @pytest.mark.skipif(torch.cuda.is_available() or torch.xpu.is_available(), reason="there is a GPU")
