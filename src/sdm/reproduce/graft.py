@@ -90,12 +90,12 @@ GRIDS: dict[str, Sequence[float]] = {
     "sdm": (2.5e-3, 5e-3, 1e-2, 2e-2),
     "gdn": (1.25e-3, 2.5e-3, 5e-3, 1e-2, 2e-2),
     "full": (5e-5, 1e-4, 2.5e-4, 5e-4, 1e-3, 2e-3),
-    "lora-4": (2.5e-4, 5e-4, 1e-3, 2e-3, 5e-3),
+    "lora-4": (2.5e-4, 5e-4, 1e-3, 2e-3, 5e-3, 1e-2),
 }
 """Learning rates that are tried, by the method."""
 RATES = {
     "mistral": {"sdm": 1e-2, "gdn": 2.5e-3, "full": 1e-4, "lora-4": 1e-3},
-    "qwen3": {"sdm": 5e-3, "gdn": 5e-3, "full": 1e-3, "lora-4": 5e-4},
+    "qwen3": {"sdm": 5e-3, "gdn": 5e-3, "full": 1e-3, "lora-4": 5e-3},
 }
 """By base and method: the best rate of the grid on the validation documents."""
 PLACES: dict[str, tuple[str, Mapping[str, Any]]] = {
