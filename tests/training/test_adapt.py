@@ -127,7 +127,7 @@ def test_a_stopped_graft_continues_bit_for_bit(base: Path, tmp_path: Path, layou
 def test_a_stream_carries_the_states_of_memories(base: Path) -> None:
     torch.manual_seed(0)
     model: Any = sdm.graft(AutoModelForCausalLM.from_pretrained(base / "export")).train()
-    torch.nn.init.normal_(model.memories()[0].layer.out_proj.weight)
+    torch.nn.init.normal_(model.memories()[1].layer.out_proj.weight)
     ids = torch.randint(256, (2, 12))
     with torch.no_grad():
         alone, _ = causal_nll(model, ids[:, 6:], ids[:, 6:])
@@ -145,7 +145,7 @@ def test_distillation_adds_the_divergence_from_the_base(base: Path) -> None:
     plain, _ = causal_nll(model, ids, ids)
     equal, _ = causal_nll(model, ids, ids, distill=3.0, distill_tokens=5)
     torch.testing.assert_close(plain, equal)  # the untrained graft is the base
-    torch.nn.init.normal_(model.memories()[0].layer.out_proj.weight)
+    torch.nn.init.normal_(model.memories()[1].layer.out_proj.weight)
     plain, _ = causal_nll(model, ids, ids)
     more, _ = causal_nll(model, ids, ids, distill=3.0, distill_tokens=5)
     with memories_off(model):
@@ -157,7 +157,7 @@ def test_distillation_adds_the_divergence_from_the_base(base: Path) -> None:
 def test_packed_documents_are_kept_apart(base: Path) -> None:
     torch.manual_seed(0)
     model: Any = sdm.graft(AutoModelForCausalLM.from_pretrained(base / "export"))
-    torch.nn.init.normal_(model.memories()[0].layer.out_proj.weight)
+    torch.nn.init.normal_(model.memories()[1].layer.out_proj.weight)
     ids = torch.randint(256, (1, 20))
     packed, _ = causal_nll(model, ids, ids, cu_seqlens=torch.tensor([0, 7, 20]))
     parts = sum(causal_nll(model, part, part)[0] for part in (ids[:, :7], ids[:, 7:]))
@@ -219,7 +219,7 @@ def test_settings_that_exclude_each_other() -> None:
 def test_a_loss_that_is_not_finite_stops_the_run(base: Path, tmp_path: Path) -> None:
     trainer = Trainer(run_config(AdaptConfig(base=base)), tmp_path / "run")
     with torch.no_grad():
-        trainer.model.memories()[0].layer.out_proj.weight.fill_(float("nan"))
+        trainer.model.memories()[1].layer.out_proj.weight.fill_(float("nan"))
     with pytest.raises(TrainingStopped, match=r"self_attn\.memory"):
         trainer.run()
 
@@ -228,7 +228,7 @@ def test_the_command_trains_a_graft_and_generates(base: Path, tmp_path: Path) ->
     given = ["--base", str(base), "--data.sources", "text", "--data.sequence-length", "32", "--data.batch-size", "2"]
     folder = ["--run-dir", str(tmp_path / "run"), "--schedule.steps", "2", "--monitor.validation-batches", "1"]
     parse(["graft", *given, *folder]).run()
-    assert SavedModel(tmp_path / "run").load().graft_config.layers == (0,)
+    assert SavedModel(tmp_path / "run").load().graft_config.layers == (1,)
     state = tmp_path / "state.sdm"
     for _ in range(2):  # the second goes on where the first stopped
         Generate(tmp_path / "run", prompt="a ", max_new_tokens=3, state=state).run()
