@@ -312,7 +312,7 @@ def _chart(
         name, title = f"{key}-{_short(task)}", _short(task)
         charts.append(Chart(name, title, "tokens", "accuracy", curves, log_x=True, percent=True, references=references))
     caption = "RULER's tasks by the length of the context, means over seeds with 95% intervals."
-    return Grid(key, "RULER by the length of the context", charts), caption
+    return Grid(key, "RULER by the length of the context", charts, width=3), caption
 
 
 def _sweep_section(layouts: Mapping[tuple[int, int], Mapping[float, Variant]]) -> Section:
