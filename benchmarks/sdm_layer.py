@@ -98,10 +98,11 @@ def bench_decode() -> None:
 
     # The layer's projections are what attention has too; compared are addressing and memory with attention itself.
     with torch.no_grad():
-        token = layer._tokens(x.unsqueeze(1), None)
+        sequence = x.unsqueeze(1)
+        token = layer._tokens(sequence, sequence, None, None)
         scores = torch.stack((layer.query_proj(x), layer.key_proj(x)))
         value, beta, log_decay = (tensor.squeeze(1) for tensor in token[2:5])
-        whole, _ = layer(x.unsqueeze(1), state=state, return_state=True)
+        whole, _ = layer(sequence, state=state, return_state=True)
         check_close("step", layer.step_(x, state.clone()), whole[:, 0], 1e-5)
 
     @torch.no_grad()
