@@ -37,8 +37,7 @@ from sdm.run.config_file import from_json, to_json
 from sdm.run.folder import changed_fields
 from sdm.run.model import SavedModel
 
-JOB, LOG, REPLACED = "job.json", "log.txt", "replaced"
-LOG_LINES = 12
+JOB, REPLACED = "job.json", "replaced"
 SMALLEST_DISK = 2**22  # bytes: a disk that has less left is full
 UNKNOWN_VOCABULARY = 1024  # of text that is not tokenised yet
 NAMES = {kind: name for name, kind in MEASUREMENTS.items()}
@@ -117,10 +116,6 @@ class JobStatus:
     """The step at which this process started the job."""
 
 
-class JobFailed(TrainingError):
-    """The folder of a job cannot be used; the message says what to do."""
-
-
 Progress = Callable[[Mapping[str, JobStatus]], None]
 
 
@@ -159,22 +154,21 @@ def run_jobs(
     done = {job.name for job in jobs if outcomes[job.name].has(job.measurements)}
     waiting = sorted((job for job in jobs if job.name not in done), key=lambda job: -job.work)
     statuses = {job.name: JobStatus("waiting" if job in waiting else "done") for job in jobs}
-    running: dict[Future[str | None], tuple[Job, float, int]] = {}  # start time, length of the log at that time
+    running: dict[Future[str | None], tuple[Job, float]] = {}  # with the time at which it started
     with Pool(min(processes, len(waiting))) as pool:
         while waiting or running:
-            while len(running) < processes and (ready := _next(waiting, running)) is not None:
-                job = ready
-                waiting.remove(job)
-                _branch(job, folder)
-                log_size = _describe(job, folder / job.name)
-                statuses[job.name] = JobStatus("running", first_step=_newest(folder / job.name).get("step", 0.0))
-                running[pool.start(folder / job.name)] = (job, time.monotonic(), log_size)
+            while len(running) < processes and (ready := _next(waiting, [job for job, _ in running.values()])):
+                waiting.remove(ready)
+                _branch(ready, folder)
+                _describe(ready, folder / ready.name)
+                statuses[ready.name] = JobStatus("running", first_step=_newest(folder / ready.name).get("step", 0.0))
+                running[pool.start(folder / ready.name)] = (ready, time.monotonic())
             ended, _ = wait(running, timeout=0.5, return_when=FIRST_COMPLETED)
-            for end, (job, start, log_size) in list(running.items()):
+            for end, (job, start) in list(running.items()):
                 state = "running"
                 if end in ended:
                     del running[end]
-                    outcomes[job.name] = _outcome(job, folder, end.result(), log_size)
+                    outcomes[job.name] = _outcome(job, folder / job.name, end.result())
                     state = "done" if outcomes[job.name].failure is None else "failed"
                 metrics, seconds = _newest(folder / job.name), time.monotonic() - start
                 statuses[job.name] = JobStatus(state, metrics, seconds, statuses[job.name].first_step)
@@ -182,28 +176,22 @@ def run_jobs(
     return outcomes
 
 
-def _next(waiting: Sequence[Job], running: Mapping[Future[str | None], tuple[Job, float, int]]) -> Job | None:
+def _next(waiting: Sequence[Job], running: Sequence[Job]) -> Job | None:
     """The first job that does not wait for another one."""
-    pending = {job.name for job in (*waiting, *(job for job, _, _ in running.values()))}
+    pending = {job.name for job in (*waiting, *running)}
     return next((job for job in waiting if job.extends not in pending), None)
 
 
-def _outcome(job: Job, folder: Path, failure: str | None, log_size: int) -> Outcome:
-    """The outcome of a job that has ended. Its failure is the end of its log, if there is one.
+def _outcome(job: Job, folder: Path, failure: str | None) -> Outcome:
+    """The outcome of a job that has ended.
 
     Raises:
         UserError: If the disk is full: the other jobs and the report would fail as well.
     """
-    outcome = read_outcome(job, folder / job.name)
-    if failure is None:
-        return outcome
-    with contextlib.suppress(OSError):
-        lines = (folder / job.name / LOG).read_bytes()[log_size:].decode(errors="replace").splitlines()
-        failure = "\n".join(lines[-LOG_LINES:]) or failure
     # Incomplete files are removed, so that there may be room again.
-    if os.strerror(errno.ENOSPC) in failure or shutil.disk_usage(folder).free < SMALLEST_DISK:
-        raise UserError(f"the disk of {folder} is full; make room, and the same command continues")
-    return replace(outcome, failure=failure)
+    if failure and (os.strerror(errno.ENOSPC) in failure or shutil.disk_usage(folder).free < SMALLEST_DISK):
+        raise UserError(f"the disk of {folder.parent} is full; make room, and the same command continues")
+    return replace(read_outcome(job, folder), failure=failure)
 
 
 def _branch(job: Job, folder: Path) -> None:
@@ -327,16 +315,14 @@ def prepare_corpora(jobs: Sequence[Job]) -> None:
         open_data(task, "valid")
 
 
-def _describe(job: Job, folder: Path) -> int:
-    """Write job.json. Returns the length of the log."""
+def _describe(job: Job, folder: Path) -> None:
+    """Write job.json."""
     Run(folder).mark()
     measurements = {
         name: {"name": NAMES[type(measurement)], "settings": to_json(measurement)}
         for name, measurement in job.measurements.items()
     }
     write_json(folder / JOB, {"name": job.name, "config": to_json(job.config), "measurements": measurements})
-    path = folder / LOG
-    return path.stat().st_size if path.is_file() else 0
 
 
 def _make_room(job: Job, folder: Path) -> None:
@@ -346,7 +332,7 @@ def _make_room(job: Job, folder: Path) -> None:
     try:
         description = read_json(folder / JOB)
     except DamagedFile as error:
-        raise JobFailed(f"{error}; delete it to continue the run, or move {folder} away to start it anew") from error
+        raise UserError(f"{error}; delete it to continue the run, or move {folder} away to start it anew") from error
     try:
         if not changed_fields(from_json(TrainConfig, description.get("config")), job.config):
             return

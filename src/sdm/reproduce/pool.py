@@ -19,12 +19,9 @@ from pathlib import Path
 
 from sdm.signals import CONTINUES, ending_with_one_message
 
+LOG = "log.txt"
+LOG_LINES = 12  # of a log's end that say why a job failed
 SIGNALS = 128  # a process that a signal ends has an exit code above
-
-
-def processors() -> int:
-    """Number of processors that this process may use."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 class Pool(contextlib.AbstractContextManager["Pool"]):
@@ -44,7 +41,7 @@ class Pool(contextlib.AbstractContextManager["Pool"]):
                 process.communicate()
 
     def start(self, folder: Path) -> Future[str | None]:
-        """Start the job that a folder describes. The result is None, or why the job failed if its log does not say."""
+        """Start the job that a folder describes. The result is None, or the end of its log if it failed."""
         self._idle = [process for process in self._idle if process.poll() is None]
         process = self._idle.pop() if self._idle else self._new_process()
         return self._threads.submit(self._run, process, folder)
@@ -63,25 +60,26 @@ class Pool(contextlib.AbstractContextManager["Pool"]):
         return process
 
     def _run(self, process: subprocess.Popen[bytes], folder: Path) -> str | None:
-        """Write a folder to a process, and wait for the exit code of its job."""
+        """Write a folder to a process, and wait for the exit code of its job. Returns why it failed."""
         assert process.stdin is not None
         assert process.stdout is not None
+        log = folder / LOG
+        before = log.stat().st_size if log.is_file() else 0
         with contextlib.suppress(BrokenPipeError):  # the process has died
             process.stdin.write(os.fsencode(folder.absolute()) + b"\n")
             process.stdin.flush()
         answer = process.stdout.readline()
-        if not answer:
-            return f"its process {_ended(process.wait())}"
-        if int(answer) <= SIGNALS:
+        code = int(answer) if answer else process.wait()
+        if answer and code <= SIGNALS:
             self._idle.append(process)
-        return None if int(answer) == 0 else f"it ended with exit code {int(answer)} and said nothing"
-
-
-def _ended(code: int) -> str:
-    if code >= 0:
-        return f"ended with exit code {code}"
-    name = signal.Signals(-code).name
-    return f"was ended by {name}" + (" (out of memory?)" if name == "SIGKILL" else "")
+        if answer and code == 0:
+            return None
+        with contextlib.suppress(OSError):
+            lines = log.read_bytes()[before:].decode(errors="replace").splitlines()
+            if any(lines):
+                return "\n".join(lines[-LOG_LINES:])
+        ended = f"ended with exit code {code}" if code >= 0 else f"was ended by {signal.Signals(-code).name}"
+        return f"its process {ended}{' (out of memory?)' if code == -signal.SIGKILL else ''}"
 
 
 def main() -> None:
@@ -106,7 +104,7 @@ def _read_folders(folders: queue.Queue[Path]) -> None:
 
 def _logged(folder: Path) -> int:
     """Run a job with its output going to its log. Returns an exit code."""
-    from sdm.reproduce.jobs import LOG, run_job  # which starts this pool
+    from sdm.reproduce.jobs import run_job  # which starts this pool
 
     with (folder / LOG).open("ab") as log:
         for descriptor in (1, 2):
