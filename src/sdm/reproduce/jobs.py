@@ -20,7 +20,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from sdm.data.config import CorpusConfig, RetrievalConfig, TextConfig, open_data
+from sdm.data.config import CorpusConfig, RetrievalConfig, open_data
 from sdm.data.corpus import open_corpus
 from sdm.errors import DataError, TrainingError, UserError
 from sdm.evaluation.eval_model import open_model
@@ -39,7 +39,6 @@ from sdm.run.model import SavedModel
 
 JOB, REPLACED = "job.json", "replaced"
 SMALLEST_DISK = 2**22  # bytes: a disk that has less left is full
-UNKNOWN_VOCABULARY = 1024  # of text that is not tokenised yet
 NAMES = {kind: name for name, kind in MEASUREMENTS.items()}
 OVERHEAD = 500_000  # FLOPs that could be computed while a token's small matrices are fetched and its loops are run
 
@@ -278,7 +277,7 @@ def run_facts(run: Run) -> RunFacts:
         initial = sum(size for name, size in sizes.items() if name.endswith("initial_state"))
         total = sum(sizes.values()) - initial
         return RunFacts(total, initial, 0, 2 * total, **course)
-    costs, context = cost(SavedModel(run.folder).config()), data_sizes(config)[0]
+    costs, context = cost(SavedModel(run.folder).config()), config.data_sizes()[0]
     return RunFacts(
         parameters=costs.parameters,
         initial_state_parameters=costs.initial_state_parameters,
@@ -290,19 +289,11 @@ def run_facts(run: Run) -> RunFacts:
 
 def expected_work(config: TrainConfig) -> float:
     """Estimate the duration of a run in FLOPs, without opening text: only the ratio of two runs matters."""
-    length, vocabulary = data_sizes(config)
+    length, vocabulary = config.data_sizes()
     per_token = 4 * OVERHEAD  # of a pretrained model, whose size is known when it is loaded
     if config.adapt is None:
         per_token = cost(config.model.build(vocabulary)).training_flops_per_token(length) + OVERHEAD
     return float(config.schedule.steps * config.data.batch_size * length * per_token)
-
-
-def data_sizes(config: TrainConfig) -> tuple[int, int]:
-    """Sequence length and vocabulary size of a run's data, without opening text."""
-    if isinstance(config.data, TextConfig):
-        return config.data.sequence_length, config.model.vocab_size or UNKNOWN_VOCABULARY
-    task = open_data(config.data, "train", config.schedule.steps)
-    return task.sequence_length, task.vocab_size
 
 
 def prepare_corpora(jobs: Sequence[Job]) -> None:
