@@ -158,7 +158,7 @@ def patch_training(folder: Path, monkeypatch: pytest.MonkeyPatch, job: str, inst
     folder.mkdir()
     (folder / "sitecustomize.py").write_text(
         "import errno, os, signal, sys\n"
-        "if 'sdm.reproduce.pool' in sys.orig_argv:\n"
+        "if 'sdm.reproduce.jobs' in sys.orig_argv:\n"
         "    import sdm.training.trainer as trainer\n"
         "    run = trainer.Trainer.run\n"
         "    def patched(self):\n"
