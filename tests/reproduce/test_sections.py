@@ -98,8 +98,8 @@ def test_curves_of_speed_leave_out_what_was_not_measured() -> None:
 
 def test_the_memory_at_the_end_of_training(tmp_path: Path) -> None:
     """The last line of metrics that has statistics counts; runs without a memory are left out."""
-    names = ("forget_gate_mean", "forget_gate_min", "forget_gate_max", "input_gate_mean", "input_gate_min")
-    names += ("input_gate_max", "slots_written", "slots_read", "entropy_written", "entropy_read")
+    names = [f"{gate}_gate_{end}" for gate in ("forget", "input") for end in ("mean", "min", "max")]
+    names += [f"{what}_{side}" for what in ("slots", "entropy") for side in ("written", "read")]
     sdm, gdn = variant("sdm", 2), variant("gdn")
     made = {}
     for run, values in {"sdm-0": (0.1, 0.5), "sdm-1": (0.2, 0.7), "gdn-0": ()}.items():
