@@ -36,10 +36,10 @@ MAY_IMPORT: dict[str, set[str]] = {
     "integrations": {"models", "layers"},
     "reproduce": {
         *("plan", "training", "run", "evaluation", "analysis", "models", "layers", "ops", "data"),
-        *("errors", "files", "signals"),
+        *("errors", "files", "signals", "ranks"),
     },
     "cli": {
-        *("reproduce", "training", "run", "evaluation", "analysis", "session", "models", "ops", "data"),
+        *("reproduce", "training", "plan", "run", "evaluation", "analysis", "session", "models", "ops", "data"),
         *("__version__", "errors", "files", "signals", "ranks"),
     },
 }

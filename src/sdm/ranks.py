@@ -33,6 +33,11 @@ TIMEOUT = timedelta(days=1)
 PARENT_CHECK = 1.0  # seconds between two checks whether the launcher is alive
 
 
+def usable_cores() -> int:
+    """Number of processor cores that this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
 class Ranks:
     """This process among those of its job.
 

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from sdm.errors import DataError, UserError
 from sdm.evaluation.eval_model import open_model
-from sdm.evaluation.induction import Induction, _places, induction, lift
+from sdm.evaluation.induction import Induction, _places, induction, lift, previous_share, successor_lift
 from sdm.evaluation.measurement import evaluate
 from sdm.models import SDMConfig, SDMForCausalLM
 from training.runs import text_run, train
@@ -111,3 +111,16 @@ def test_impossible_lengths_are_refused() -> None:
     for length in (2, 100_000):
         with pytest.raises(UserError, match="length must be from 8 to 4096"):
             Induction(length=length)
+
+
+def test_the_strongest_heads_around_the_long_range_block() -> None:
+    """Blocks above it do not count, nor does local attention whatever its lift."""
+
+    def block(kind: str, *heads: tuple[float, float]) -> dict[str, Any]:
+        return {"kind": kind, "heads": [{"previous": previous, "lift": lift} for previous, lift in heads]}
+
+    local = "sliding_attention"
+    blocks = {"0": block(local, (0.3, 9.0), (0.1, 1.0)), "2": block("sdm", (0.9, 2.0), (0.0, 3.0))}
+    summary = {"blocks": {**blocks, "10": block(local, (0.8, 7.0))}}
+    assert previous_share(summary) == 0.3
+    assert successor_lift(summary) == 3.0

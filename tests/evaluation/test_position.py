@@ -17,7 +17,16 @@ from sdm.errors import UserError
 from sdm.evaluation.eval_model import EvalModel, open_model
 from sdm.evaluation.inference import Scorer
 from sdm.evaluation.measurement import evaluate
-from sdm.evaluation.position import Position, position_edges, score_by_position
+from sdm.evaluation.position import (
+    Position,
+    growth,
+    nats,
+    nats_at,
+    position_edges,
+    score_by_position,
+    stretch,
+    whole,
+)
 from sdm.evaluation.report import Point
 from sdm.evaluation.statistics import Mean, PairedDifference, compare
 from sdm.models.layer_types import local_reach
@@ -199,3 +208,13 @@ def test_several_models_are_drawn_by_their_differences() -> None:
     _, gain = Position().difference_charts(summary, "a", {"b": differences})
     assert gain.name == "context-gain-differences"
     assert gain.curves == {"b - a": [Point(32, 0.3, 0.2, 0.4)]}
+
+
+def test_numbers_of_a_document_and_of_a_run() -> None:
+    unit = {"edges": [0, 2, 4, 8], "nll": [2.0, 6.0, 16.0]}
+    assert whole(unit) == 3.0
+    assert [stretch(place)(unit) for place in (0, 1, -1)] == [1.0, 3.0, 4.0]
+    assert growth(unit) == 3.0
+    summary = {"nll": 3.0, "positions": [{"nll": 1.0, "gain": None}, {"nll": 4.0, "gain": 0.5}]}
+    assert (nats(summary), nats_at(-1)(summary)) == (3.0, 4.0)
+    assert [nats_at(place, "gain")(summary) for place in (0, 1)] == [None, 0.5]

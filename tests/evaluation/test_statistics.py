@@ -12,7 +12,7 @@ from sdm.errors import UserError
 from sdm.evaluation.eval_model import open_model
 from sdm.evaluation.measurement import evaluate
 from sdm.evaluation.nll import Likelihood
-from sdm.evaluation.statistics import compare, comparison_table, student_quantile, weighted_mean
+from sdm.evaluation.statistics import Difference, compare, comparison_table, student_quantile, weighted_mean
 
 
 @pytest.mark.parametrize(
@@ -34,6 +34,37 @@ def test_interval_covers_as_often_as_it_says() -> None:
         assert mean.high is not None
         covered += mean.low <= 2.0 <= mean.high
     assert 0.92 <= covered / trials <= 0.98
+
+
+@pytest.mark.parametrize(
+    ("seeds", "drawn", "over"),
+    [
+        ([{"a": 1.0, "b": 3.0}, {"a": 1.1, "b": 3.1}], [1.05, 3.05], "documents"),  # documents differ more than seeds
+        ([{"a": 1.0, "b": 1.1}, {"a": 3.0, "b": 3.1}], [1.05, 3.05], "seeds"),
+        ([{"a": 1.0, "b": 3.0}], [1.0, 3.0], "documents"),
+        ([{"a": 1.0, "b": 3.0, "c": 7.0}, {"a": 1.0, "b": 3.0}], [1.0, 3.0], "documents"),  # c has no partner
+    ],
+)
+def test_differences_are_as_uncertain_as_documents_and_seeds_make_them(
+    seeds: list[dict[str, float]], drawn: list[float], over: str
+) -> None:
+    difference = Difference.paired(seeds)
+    expected = weighted_mean(drawn)
+    assert difference is not None
+    assert (difference.value, difference.low, difference.high) == pytest.approx(
+        (expected.value, expected.low, expected.high)
+    )
+    assert difference.interval.startswith(f"95% interval over {over}; 2 documents, {len(seeds)} seed")
+
+
+def test_without_a_second_document_or_seed_there_is_no_interval() -> None:
+    alone = Difference.paired([{"a": 1.0}])
+    assert alone is not None
+    assert alone.interval == "no interval: 1 documents, 1 seed"
+    assert Difference.paired([]) is None
+    assert Difference.paired([{"a": 1.0}, {"b": 1.0}]) is None
+    assert Difference.over_seeds([0.5]) == Difference(0.5, None, None, "no interval: 1 seed", (0.5,))
+    assert Difference.over_seeds([]) is None
 
 
 def test_mean() -> None:

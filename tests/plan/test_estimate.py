@@ -157,6 +157,6 @@ def test_a_real_loss_runs_where_plans_were_made() -> None:
 def test_sizes_beyond_all_machines_are_refused_at_once(
     arguments: list[str], message: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("sdm.reproduce.paper.make_plan", lambda *given: pytest.fail("planned"))
+    monkeypatch.setattr("sdm.plan.estimate.make_plan", lambda *given: pytest.fail("planned"))
     with pytest.raises(SystemExit, match=message):
         main(["plan", *arguments])

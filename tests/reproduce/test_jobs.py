@@ -23,7 +23,7 @@ from sdm.evaluation.measurement import Measurement
 from sdm.evaluation.nll import Likelihood
 from sdm.evaluation.position import Position
 from sdm.evaluation.recall import Recall
-from sdm.reproduce.jobs import Job, JobFailed, JobStatus, Outcome, RunFacts, run_jobs, study_lock
+from sdm.reproduce.jobs import Job, JobStatus, Outcome, RunFacts, run_jobs, study_lock
 from sdm.run import Run
 from sdm.run.config import ScheduleConfig
 from training.runs import recall_run, text_run
@@ -158,7 +158,7 @@ def patch_training(folder: Path, monkeypatch: pytest.MonkeyPatch, job: str, inst
     folder.mkdir()
     (folder / "sitecustomize.py").write_text(
         "import errno, os, signal, sys\n"
-        "if 'sdm.reproduce.pool' in sys.orig_argv:\n"
+        "if 'sdm.reproduce.jobs' in sys.orig_argv:\n"
         "    import sdm.training.trainer as trainer\n"
         "    run = trainer.Trainer.run\n"
         "    def patched(self):\n"
@@ -215,7 +215,7 @@ def test_damaged_files_of_jobs(tmp_path: Path) -> None:
     assert (folder / "replaced" / "recall-1" / "results.json").read_text() == damaged
     for content in ("{", "[]", "[" * 100_000):
         (folder / "job.json").write_text(content)
-        with pytest.raises(JobFailed, match=r"job\.json is damaged.*delete it to continue"):
+        with pytest.raises(UserError, match=r"job\.json is damaged.*delete it to continue"):
             run_jobs([job], tmp_path, 1)
 
 

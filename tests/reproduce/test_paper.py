@@ -33,20 +33,20 @@ def test_everything_that_is_written_can_be_read(level: int, tmp_path: Path, monk
     """Configurations load as they were, meshes are valid, and the command line takes every line of the scripts."""
     monkeypatch.chdir(tmp_path)
     Path("data/tasks").mkdir(parents=True)
-    made = write_paper(level, tmp_path, GPUS[level], "h100")
-    for run in made.runs:
+    runs, train, measure = write_paper(level, tmp_path, GPUS[level], "h100")
+    for run in runs:
         assert Run(tmp_path / run.name).written_config() == run.config
         assert resolve(run.config, run.gpus).size == run.gpus
     commands = [
         shlex.split(line)
-        for script in (made.train, made.measure)
+        for script in (train, measure)
         for line in script.read_text().splitlines()
         if line.startswith(("torchrun ", "sdm "))
     ]
     parsed = [_parsed(words, tmp_path) for words in commands]
-    assert len(parsed) > 2 * len(made.runs)
+    assert len(parsed) > 2 * len(runs)
     trained = [words[-1] for words in commands if words[0] == "torchrun"]
-    assert trained == [str(tmp_path / run.name) for run in made.runs]
+    assert trained == [str(tmp_path / run.name) for run in runs]
 
 
 def _parsed(words: list[str], folder: Path) -> Command:
@@ -110,7 +110,7 @@ def test_long_context(level: int, tokens: float) -> None:
 
 
 def test_refusals(tmp_path: Path) -> None:
-    with pytest.raises(UserError, match="--level must be one of 1, 2, 3, 4, 5, 6, 8, 13, got 7"):
+    with pytest.raises(UserError, match="level must be one of 1, 2, 3, 4, 5, 6, 8, 13, got 7"):
         write_paper(7, tmp_path, 8, "h100")
     with pytest.raises(UserError, match="multiple of 8"):
         write_paper(1, tmp_path, 12, "h100")

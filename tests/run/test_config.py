@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 import torch
 
+from sdm.data.config import open_data
 from sdm.errors import TrainingError, UserError
 from sdm.models import SDMForCausalLM
 from sdm.models.configuration import model_fields
@@ -108,3 +109,15 @@ def test_a_run_with_its_warmup_written_out_is_continued(tmp_path: Path) -> None:
     Trainer(open_one, tmp_path).close()
     with pytest.raises(TrainingError, match=r"schedule.warmup was 2 and is 3"):
         Trainer(recall_run(schedule=ScheduleConfig(steps=40, warmup=3)), tmp_path)
+
+
+def test_sizes_of_data_are_known_before_its_text_is_read(tmp_path: Path) -> None:
+    """A task says them; of text the vocabulary is the model's, or a guess."""
+    task = recall_run()
+    opened = open_data(task.data, "train", task.schedule.steps)
+    assert task.data_sizes() == (opened.sequence_length, opened.vocab_size)
+    text = text_run(tmp_path)
+    missing = replace(text, data=replace(text.data, sources=(str(tmp_path / "nowhere"),)))
+    assert missing.data_sizes() == (32, 1024)
+    known = replace(missing, model=replace(missing.model, vocab_size=300))
+    assert known.data_sizes() == (32, 300)

@@ -32,9 +32,9 @@ CONTEXTS = [2**exponent for exponent in range(10, 21)]
 LINE_POINTS = 100  # of a fitted line
 
 
-def position_chart(curves: Curves, y: str = NATS, name: str = "position", title: str = "Loss by position") -> Chart:
-    """Negative log-likelihood, perplexity or a paired difference against the position in the document."""
-    return Chart(name, title, POSITION, _with_interval(y, curves), curves, log_x=True)
+def position_chart(curves: Curves, name: str = "position", title: str = "Loss by position") -> Chart:
+    """Negative log-likelihood against the position in the document."""
+    return Chart(name, title, POSITION, _with_interval(NATS, curves), curves, log_x=True)
 
 
 def gain_chart(curves: Curves, name: str = "context-gain") -> Chart:

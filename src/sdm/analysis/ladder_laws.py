@@ -10,7 +10,6 @@ from typing import Any, Literal
 
 from sdm.analysis.charts import scaling_chart
 from sdm.analysis.scaling import PARAMETERS, Form, PowerLaw, Prediction, fit_power_law
-from sdm.data.config import CorpusConfig, open_data
 from sdm.errors import UserError
 from sdm.evaluation.eval_model import open_model
 from sdm.evaluation.report import Chart, Table
@@ -76,12 +75,7 @@ def trained_run(path: Path, loss: Loss = "valid", name: str | None = None) -> Tr
             f"the run in {path} is not finished, so its loss is not its last: `sdm train {path}` trains the rest"
         )
     config, model = run.config(), SavedModel(path).config()
-    data = config.data
-    length = (
-        data.sequence_length
-        if isinstance(data, CorpusConfig)
-        else open_data(data, "train", config.schedule.steps).sequence_length
-    )
+    data, (length, _) = config.data, config.data_sizes()
     tokens = config.schedule.steps * data.batch_size * length
     costs = cost(model)
     test = _test_results(run) if loss == "test" else None

@@ -27,6 +27,7 @@ BUDGET = 3_400_000
 """Bytes of numbers in a page; as text they take a third more."""
 MOST_PAIRS, FEWEST_PAIRS = 24, 3
 MOST_ADDRESSES = 64
+RUN_TOKENS = 768  # of a run's text, from the beginning
 NO_SOURCE = 2**32 - 1
 
 
@@ -141,19 +142,18 @@ def _packed(x: Tensor) -> str:
     return base64.b64encode(x.contiguous().numpy().tobytes()).decode("ascii")
 
 
-def write_run_trace(folder: Path, path: Path, tokens: int = 768) -> Path:
+def write_run_trace(folder: Path, path: Path) -> Path:
     """Trace a run on the beginning of a held-out document, or on a row of its task, and write the page.
 
     Args:
         folder: of the run.
         path: the page to write.
-        tokens: at most, from the beginning.
 
     Raises:
         UserError: if there is no such text.
         ValueError: if no layer of the model can be traced.
     """
     lm = open_model(folder)
-    row = probe_texts(lm, Probe(documents=1, length=tokens)).rows[0][0]
+    row = probe_texts(lm, Probe(documents=1, length=RUN_TOKENS)).rows[0][0]
     tokenizer = AutoTokenizer.from_pretrained(lm.tokenizer_folder) if has_tokenizer(lm.tokenizer_folder) else None
     return write_trace_page(trace(lm.model, row), path, tokenizer, f"{folder.name}: which tokens are read")

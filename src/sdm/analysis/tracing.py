@@ -78,11 +78,6 @@ class LayerTrace:
         if not 0 <= head < self.num_heads:
             raise IndexError(f"head must lie in [0, {self.num_heads}), got {head}")
 
-    @property
-    def delta_norm(self) -> Tensor:
-        """[T,H] the size of what each token adds."""
-        return self.reads.delta[0].norm(dim=-1)
-
     def contributions(self, head: int = 0) -> Tensor:
         """|S[t,l]| |delta[l]| as a sparse CSR tensor [T,T]: how much of token l is in the reading of token t."""
         return memory_statistics.contributions(self.reads, head)

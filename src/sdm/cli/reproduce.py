@@ -255,10 +255,12 @@ class Paper:
         """Write the runs and print what each is."""
         from sdm.reproduce.paper import describe, write_paper
 
-        made = write_paper(self.level, self.output, self.gpus, self.gpu, self.sources, self.code, self.tokenizer)
-        for run in made.runs:
+        runs, train, measure = write_paper(
+            self.level, self.output, self.gpus, self.gpu, self.sources, self.code, self.tokenizer
+        )
+        for run in runs:
             print(f"{self.output / run.name}: {run.gpus} GPUs, {describe(run.config)}")
-        print(f"{made.train} trains them, {made.measure} measures them")
+        print(f"{train} trains them, {measure} measures them")
 
 
 VERDICTS = {

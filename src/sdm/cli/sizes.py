@@ -5,9 +5,9 @@ from __future__ import annotations
 import importlib.metadata
 import os
 import platform
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 import tyro
 
@@ -63,8 +63,9 @@ def environment() -> list[tuple[str, str]]:
 
     from sdm import ops
     from sdm.ops.triton.availability import description
+    from sdm.ranks import usable_cores
 
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
+    cores = usable_cores()
     load = f"; load {os.getloadavg()[0]:.1f}" if hasattr(os, "getloadavg") else ""
     native = "native" in ops.available_backends()
     rows = [
@@ -160,20 +161,19 @@ class Plan(Command):
                 f"--batch-tokens = {self.batch_tokens}; lower it"
             )
         from sdm.analysis.tables import plan_rows, plan_tables
-        from sdm.reproduce.paper import plans
+        from sdm.plan import mesh_plans
+        from sdm.reproduce.recipes.paper import ladder
 
-        made = plans(
-            self.level,
-            self.global_layer,
-            self.gpus,
-            self.gpu,
-            self.sequence_length,
-            self.batch_tokens,
-            rows=self.rows,
-            precision=self.precision,
-            checkpointing=self.checkpointing,
-            keep_weights=self.keep_weights,
-        )
+        config, batch_size = ladder(self.level, self.global_layer), self.batch_tokens // self.sequence_length
+        rows: dict[str, Any] = {"sequence_length": self.sequence_length, "batch_size": batch_size}
+        config = replace(config, data=replace(config.data, **rows), compute=replace(config.compute, accumulation=1))
+        options = {name: getattr(self, name) for name in ("rows", "precision", "checkpointing", "keep_weights")}
+        made = list(mesh_plans(config, self.gpus, self.gpu, self.sequence_length, **options))
+        if not made:
+            raise UserError(
+                f"no mesh of {self.gpus} GPUs works for a step of {batch_size} rows of {self.sequence_length} tokens; "
+                "take fewer --gpus or more --batch-tokens"
+            )
         if self.json:
             show_json(plan_rows(made))
         else:

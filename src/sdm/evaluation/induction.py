@@ -119,6 +119,22 @@ class Induction(TextMeasurement):
         return pairs
 
 
+def previous_share(summary: Mapping[str, Any]) -> float:
+    """How much the strongest head below the first block that is not local attention reads of the token before."""
+    blocks, long_range = summary["blocks"], _long_range(summary)
+    below = [block for index, block in blocks.items() if int(index) < int(long_range)]
+    return max(float(head["previous"]) for block in below for head in block["heads"])
+
+
+def successor_lift(summary: Mapping[str, Any]) -> float:
+    """The largest lift of a head in the first block that is not local attention."""
+    return max(float(head["lift"]) for head in summary["blocks"][_long_range(summary)]["heads"])
+
+
+def _long_range(summary: Mapping[str, Any]) -> str:
+    return next(index for index, block in summary["blocks"].items() if block["kind"] != "sliding_attention")
+
+
 def lift(offsets: Sequence[float]) -> float:
     """The share of successors over that of the tokens behind them; 1: nothing but distance."""
     control = math.fsum(offsets[2:]) / (OFFSETS - 2)

@@ -235,6 +235,41 @@ def position_points(positions: Sequence[Mapping[str, Any]], quantity: str = "nll
     ]
 
 
+UnitValue = Callable[[Mapping[str, Any]], float]
+"""A number of one document, from its result of `Position`."""
+
+
+def whole(unit: Mapping[str, Any]) -> float:
+    """Nats per token of a document's first tokens, as many as the measurement takes."""
+    return math.fsum(unit["nll"]) / int(unit["edges"][-1])
+
+
+def stretch(place: int) -> UnitValue:
+    """Nats per token between two edges; -1 is the last stretch, the second half."""
+
+    def value(unit: Mapping[str, Any]) -> float:
+        sums, edges = unit["nll"], unit["edges"]
+        index = place % len(sums)
+        return float(sums[index]) / int(edges[index + 1] - edges[index])
+
+    return value
+
+
+def growth(unit: Mapping[str, Any]) -> float:
+    """Nats per token in the last stretch minus those in the first."""
+    return stretch(-1)(unit) - stretch(0)(unit)
+
+
+def nats(summary: Mapping[str, Any]) -> float:
+    """Nats per token over all positions."""
+    return float(summary["nll"])
+
+
+def nats_at(place: int, quantity: str = "nll") -> Callable[[Mapping[str, Any]], float | None]:
+    """Nats per token in a stretch of positions, or their "gain" by context; -1 is the last stretch, the second half."""
+    return lambda summary: summary["positions"][place][quantity]
+
+
 def position_edges(length: int, first: int = 64, per_doubling: int = 1) -> list[int]:
     """0, first, 2 first, 4 first, ... up to length, and with more per doubling those in between."""
     edges = {0, length}

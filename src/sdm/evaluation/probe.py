@@ -87,12 +87,10 @@ class Probe(TextMeasurement):
             name: {side: KeyUse.from_json(summary["access"][side]) for side in SIDES}
             for name, summary in summaries.items()
         }
-        # Results of before there were maps of reads have none.
-        reads = {name: summary["reads"] for name, summary in summaries.items() if "reads" in summary}
+        reads = {name: summary["reads"] for name, summary in summaries.items()}
         tables = [_table(name, summary) for name, summary in summaries.items()]
         tables += [reads_table(name, layers) for name, layers in reads.items()]
-        charts: list[Grid] = [cumulative_mass_chart(uses), effective_keys_chart(uses)]
-        return Report(tables, [*charts, reads_chart(reads)] if reads else charts)
+        return Report(tables, [cumulative_mass_chart(uses), effective_keys_chart(uses), reads_chart(reads)])
 
 
 def _table(name: str, summary: Mapping[str, Any]) -> Table:

@@ -117,7 +117,7 @@ class Speed(Measurement):
                 rows.append((name, f"{row['length']:,}", *cells))
         heads = ("model", "context", "prefill\nµs/token", "decode\nms/token", "state\nMB", "peak\nMB")
         caption = "Medians. peak: growth of the memory in use from before the context to its largest."
-        charts = [_chart(key, *COLUMNS[key], summaries) for key in COLUMNS]
+        charts = [_chart(key, summaries) for key in COLUMNS]
         return Report([Table("Time and memory per token", heads, rows, caption)], charts)
 
 
@@ -132,15 +132,22 @@ def _medians(length: int, results: Mapping[str, Result]) -> dict[str, Any]:
     return row
 
 
-def _chart(key: str, name: str, label: str, scale: float, summaries: Mapping[str, dict[str, Any]]) -> Chart:
-    curves = {
+def speed_curves(key: str, lengths: Mapping[str, Sequence[Mapping[str, Any]]]) -> dict[str, list[Point]]:
+    """A column of `COLUMNS` against the length of the context, by model: medians with the range of the repeats."""
+    scale = COLUMNS[key][-1]
+    return {
         model: [
             Point(row["length"], *(scale * row[part] for part in (key, f"{key}_low", f"{key}_high")))
-            for row in summary["lengths"]
+            for row in rows
             if row[key] is not None
         ]
-        for model, summary in summaries.items()
+        for model, rows in lengths.items()
     }
+
+
+def _chart(key: str, summaries: Mapping[str, dict[str, Any]]) -> Chart:
+    name, label, _ = COLUMNS[key]
+    curves = speed_curves(key, {model: summary["lengths"] for model, summary in summaries.items()})
     title = f"{label.split(' (')[0].capitalize()}: median, and range of the repeats"
     scale_y: Literal["zero", "auto"] = "zero" if key in ("prefill", "decode") else "auto"
     return Chart(f"speed-{name}", title, "context (tokens)", label, curves, log_x=True, y_scale=scale_y)

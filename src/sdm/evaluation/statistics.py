@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import combinations
 from typing import Literal
@@ -93,6 +93,54 @@ def _within(t: float, freedom: int) -> float:
     if freedom % 2 == 0:
         return sine * total
     return 2 / math.pi * (angle + (sine * total if freedom > 1 else 0.0))
+
+
+@dataclass(frozen=True)
+class Difference:
+    """A difference with the interval that it is known to be in."""
+
+    value: float
+    low: float | None
+    high: float | None
+    interval: str
+    """What the interval is, such as "95% interval over 19 documents, 1 seed"; or why there is none."""
+    by_seed: tuple[float, ...] = ()
+
+    @classmethod
+    def paired(cls, seeds: Sequence[Mapping[str, float]]) -> Difference | None:
+        """The mean of differences by seed and document.
+
+        The interval is the wider of two: over documents, each the mean over seeds, which tells how far apart these
+        models are; and over seeds, each the mean over documents, which tells what other seeds would give.
+        """
+        shared = sorted(set.intersection(*(set(values) for values in seeds))) if seeds else []
+        if not shared:
+            return None
+        by_seed = tuple(math.fsum(values[key] for key in shared) / len(shared) for values in seeds)
+        by_document = [math.fsum(values[key] for values in seeds) / len(seeds) for key in shared]
+        means = {"documents": weighted_mean(by_document), "seeds": weighted_mean(by_seed)}
+        over = max(means, key=lambda name: _width(means[name]))
+        known = f"95% interval over {over};" if means[over].low is not None else "no interval:"
+        interval = f"{known} {len(shared)} documents, {counted_seeds(len(seeds))}"
+        return cls(means[over].value, means[over].low, means[over].high, interval, by_seed)
+
+    @classmethod
+    def over_seeds(cls, values: Sequence[float]) -> Difference | None:
+        """The mean of differences by seed."""
+        if not values:
+            return None
+        mean = weighted_mean(values)
+        interval = f"95% interval over {counted_seeds(len(values))}" if len(values) > 1 else "no interval: 1 seed"
+        return cls(mean.value, mean.low, mean.high, interval, tuple(values))
+
+
+def _width(mean: Mean) -> float:
+    return -1.0 if mean.low is None or mean.high is None else mean.high - mean.low
+
+
+def counted_seeds(count: int) -> str:
+    """A number of seeds in words."""
+    return f"{count} seed{'s' if count != 1 else ''}"
 
 
 @dataclass(frozen=True)

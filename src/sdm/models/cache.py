@@ -311,13 +311,7 @@ class SDMCache(JournalMixin, Cache):
                 "cannot take back tokens while gradients are recorded: the states belong to a graph; run the model "
                 "under torch.no_grad()"
             )
-        with torch.no_grad():
-            while tokens:
-                entry, kept = self.journal.pop(tokens)
-                taken = entry.tokens - (0 if kept is None else kept.tokens)
-                for place, layer in enumerate(self.layers):
-                    layer.take_back(entry.undo[place], taken, None if kept is None else kept.undo[place])
-                tokens -= taken
+        self.journal.take_back(tokens, self.layers)
 
     def use_journal(self, journal: Journal | None) -> None:
         """Let all layers record into this journal; None: record nothing."""

@@ -113,12 +113,7 @@ class GraftLayerCache(JournalMixin, LayerCache):
                 f"the grafted memory cannot take back {tokens} tokens: {error}. Call model.prepare_cache(cache) and "
                 "cache.activate_past_recording() before the tokens that may be taken back; this cache is unusable now"
             ) from error
-        with torch.no_grad():
-            while tokens:
-                entry, kept = self.journal.pop(tokens)
-                taken = entry.tokens - (0 if kept is None else kept.tokens)
-                self.take_back(entry.undo[0], taken, None if kept is None else kept.undo[0])
-                tokens -= taken
+        self.journal.take_back(tokens, [self])
 
 
 def block_input(args: tuple[object, ...], kwargs: Mapping[str, Any]) -> tuple[Tensor, Cache | None]:

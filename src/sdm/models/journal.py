@@ -14,11 +14,15 @@ import itertools
 import logging
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import Protocol, cast
+from typing import TYPE_CHECKING, Protocol, cast
 
+import torch
 from torch import Tensor
 
 from sdm.layers.state import Undo
+
+if TYPE_CHECKING:
+    from sdm.models.cache import LayerCache
 
 TOKENS, BYTES = 64, 1 << 30
 
@@ -204,6 +208,16 @@ class Journal:
         self.entries.append(kept)
         self.point = next_point()
         return entry, kept
+
+    @torch.no_grad()
+    def take_back(self, tokens: int, layers: Sequence[LayerCache]) -> None:
+        """Undo the last tokens in all layers, and replay those that are kept of their call."""
+        while tokens:
+            entry, kept = self.pop(tokens)
+            taken = entry.tokens - (0 if kept is None else kept.tokens)
+            for place, layer in enumerate(layers):
+                layer.take_back(entry.undo[place], taken, None if kept is None else kept.undo[place])
+            tokens -= taken
 
 
 class SplitJournal(Journal):

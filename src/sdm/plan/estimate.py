@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, fields, replace
+from typing import Any
 
 import torch
 
@@ -13,9 +14,11 @@ from sdm.models.layer_types.base import derived
 from sdm.parallel import shard_size
 from sdm.plan.dry_run import BlockCost, Sent, dry_run
 from sdm.plan.kernel_time import GPUS, Estimate, MemoryCall
-from sdm.run.mesh import Mesh
+from sdm.run.config import TrainConfig
+from sdm.run.mesh import Mesh, valid_meshes
 
 CHUNK = 64  # tokens for which kernels of dense recurrences keep the state on the chip
+MOST_CONTEXT = 64  # ranks for one sequence
 FLOAT = 4  # bytes of weights, gradients, moments, states and gates
 
 
@@ -117,6 +120,24 @@ class Plan:
     def fits(self) -> bool:
         """Whether a rank's memory fits into the device."""
         return self.memory.total <= USABLE * self.device.memory
+
+
+def mesh_plans(config: TrainConfig, gpus: int, gpu: str, length: int, **options: Any) -> Iterator[Plan]:
+    """Plan a run on every mesh that can work, with channels split within one machine at most.
+
+    Many ranks for rows come first, then few for channels and few for the tokens of a row.
+
+    Args:
+        config: the run.
+        gpus: number of accelerators.
+        gpu: a key of `ACCELERATORS`.
+        length: tokens of a row that are computed at a time.
+        options: further fields of `Workload`.
+    """
+    model, device = config.model.build(config.model.vocab_size or 0), ACCELERATORS[gpu]
+    for mesh in sorted(valid_meshes(config, gpus), key=lambda mesh: (-mesh.data, mesh.channel, mesh.context)):
+        if mesh.channel <= device.per_machine and mesh.context <= min(MOST_CONTEXT, length):
+            yield make_plan(Workload(model, mesh, length, config.data.batch_size, **options), device)
 
 
 def make_plan(work: Workload, device: Accelerator) -> Plan:

@@ -11,26 +11,15 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from sdm.analysis.charts import ZERO
-from sdm.evaluation.induction import Induction
+from sdm.evaluation.induction import Induction, previous_share, successor_lift
 from sdm.evaluation.measurement import Measurement
-from sdm.evaluation.position import Position
+from sdm.evaluation.position import Position, stretch, whole
 from sdm.evaluation.report import Chart, Grid, Reference, Table
 from sdm.reproduce.exhibits import PAIRED, curves, difference_curve, loss_claim, validation_summary
 from sdm.reproduce.quick import WORDS
 from sdm.reproduce.recipes.code import LENGTH, PLAIN_DEVIATIONS, Text, plain_code
 from sdm.reproduce.sections.loss import Comparison
-from sdm.reproduce.study import (
-    WRITE_RULE,
-    Exhibit,
-    Section,
-    Study,
-    StudyResults,
-    Variant,
-    every,
-    shown,
-    stretch,
-    whole,
-)
+from sdm.reproduce.study import WRITE_RULE, Exhibit, Section, Study, StudyResults, Variant, every, shown
 from sdm.run.config import TrainConfig
 
 # Choices are made on one set of documents and reported on the other.
@@ -212,22 +201,6 @@ def _curve_section(models: Mapping[str, Curve]) -> Section:
         claims,
         every(models),
     )
-
-
-def previous_share(summary: Mapping[str, Any]) -> float:
-    """How much the strongest head below the long-range block reads of the token before; from `Induction`."""
-    place = _long_range(summary)
-    below = [block for index, block in summary["blocks"].items() if int(index) < int(place)]
-    return max(float(head["previous"]) for block in below for head in block["heads"])
-
-
-def successor_lift(summary: Mapping[str, Any]) -> float:
-    """How much more the strongest head of the long-range block reads of successors than distance alone would give."""
-    return max(float(head["lift"]) for head in summary["blocks"][_long_range(summary)]["heads"])
-
-
-def _long_range(summary: Mapping[str, Any]) -> str:
-    return next(index for index, block in summary["blocks"].items() if block["kind"] != "sliding_attention")
 
 
 def _shift_section(models: Mapping[str, Curve]) -> Section:

@@ -6,23 +6,12 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TypeVar
 
+from sdm.evaluation.position import UnitValue, nats, nats_at, whole
 from sdm.evaluation.report import Point, Table
+from sdm.evaluation.statistics import Difference
 from sdm.models import Cost
 from sdm.reproduce.jobs import RunFacts
-from sdm.reproduce.study import (
-    Claim,
-    Difference,
-    Expected,
-    StudyResults,
-    SummaryValue,
-    UnitValue,
-    Variant,
-    nats,
-    nats_at,
-    point,
-    shown,
-    whole,
-)
+from sdm.reproduce.study import Claim, Expected, StudyResults, SummaryValue, Variant, point, shown
 
 NATS = "nats per token"
 PAIRED = (

@@ -17,9 +17,10 @@ from sdm.analysis.charts import ZERO
 from sdm.data.recall import RecallConfig
 from sdm.errors import UserError
 from sdm.evaluation.measurement import Measurement
-from sdm.evaluation.position import Position
+from sdm.evaluation.position import Position, UnitValue, nats, nats_at, stretch
 from sdm.evaluation.recall import Recall
 from sdm.evaluation.report import AnyChart, Chart, Point, Table
+from sdm.evaluation.statistics import Difference
 from sdm.models.saved_folder import read_shapes
 from sdm.reproduce.exhibits import (
     accuracy_at,
@@ -31,20 +32,7 @@ from sdm.reproduce.exhibits import (
     table,
 )
 from sdm.reproduce.recipes.graft import BASES, LENGTH, SHORT, WINDOW, adapt, pretrain
-from sdm.reproduce.study import (
-    Difference,
-    Exhibit,
-    Section,
-    Study,
-    StudyResults,
-    UnitValue,
-    Variant,
-    every,
-    nats,
-    nats_at,
-    shown,
-    stretch,
-)
+from sdm.reproduce.study import Exhibit, Section, Study, StudyResults, Variant, every, shown
 from sdm.run.config import TrainConfig
 
 DOCUMENTS = 16

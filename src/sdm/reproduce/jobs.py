@@ -3,24 +3,34 @@
 A job is a run's folder with job.json, which says what is to be trained and measured. Its results are those of the run:
 evaluations/NAME/results.json for each measurement. Finished parts are not repeated: another `TrainConfig` makes the
 training void, other settings a measurement. A job that fails does not stop the others.
+
+Jobs run in processes of their own, each of which loads torch once and runs one job after the other: `main` reads
+folders from its standard input, and trains and measures their runs.
 """
 
 from __future__ import annotations
 
 import contextlib
 import errno
+import gc
 import logging
 import math
 import os
+import queue
 import shutil
+import signal
+import subprocess
+import sys
+import threading
 import time
+import traceback
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from concurrent.futures import FIRST_COMPLETED, Future, wait
+from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from sdm.data.config import CorpusConfig, RetrievalConfig, TextConfig, open_data
+from sdm.data.config import CorpusConfig, RetrievalConfig, open_data
 from sdm.data.corpus import open_corpus
 from sdm.errors import DataError, TrainingError, UserError
 from sdm.evaluation.eval_model import open_model
@@ -30,17 +40,17 @@ from sdm.evaluation.results import FILE, Results, read_results
 from sdm.files import DamagedFile, locked, read_json, remove_folder, write_json
 from sdm.models import cost
 from sdm.models.saved_folder import read_shapes
-from sdm.reproduce.pool import Pool
 from sdm.run import Run
 from sdm.run.config import TrainConfig
 from sdm.run.config_file import from_json, to_json
 from sdm.run.folder import changed_fields
 from sdm.run.model import SavedModel
+from sdm.signals import CONTINUES, ending_with_one_message
 
 JOB, LOG, REPLACED = "job.json", "log.txt", "replaced"
-LOG_LINES = 12
+LOG_LINES = 12  # of a log's end that say why a job failed
+SIGNALS = 128  # a process that a signal ends has an exit code above
 SMALLEST_DISK = 2**22  # bytes: a disk that has less left is full
-UNKNOWN_VOCABULARY = 1024  # of text that is not tokenised yet
 NAMES = {kind: name for name, kind in MEASUREMENTS.items()}
 OVERHEAD = 500_000  # FLOPs that could be computed while a token's small matrices are fetched and its loops are run
 
@@ -117,10 +127,6 @@ class JobStatus:
     """The step at which this process started the job."""
 
 
-class JobFailed(TrainingError):
-    """The folder of a job cannot be used; the message says what to do."""
-
-
 Progress = Callable[[Mapping[str, JobStatus]], None]
 
 
@@ -159,22 +165,21 @@ def run_jobs(
     done = {job.name for job in jobs if outcomes[job.name].has(job.measurements)}
     waiting = sorted((job for job in jobs if job.name not in done), key=lambda job: -job.work)
     statuses = {job.name: JobStatus("waiting" if job in waiting else "done") for job in jobs}
-    running: dict[Future[str | None], tuple[Job, float, int]] = {}  # start time, length of the log at that time
+    running: dict[Future[str | None], tuple[Job, float]] = {}  # with the time at which it started
     with Pool(min(processes, len(waiting))) as pool:
         while waiting or running:
-            while len(running) < processes and (ready := _next(waiting, running)) is not None:
-                job = ready
-                waiting.remove(job)
-                _branch(job, folder)
-                log_size = _describe(job, folder / job.name)
-                statuses[job.name] = JobStatus("running", first_step=_newest(folder / job.name).get("step", 0.0))
-                running[pool.start(folder / job.name)] = (job, time.monotonic(), log_size)
+            while len(running) < processes and (ready := _next(waiting, [job for job, _ in running.values()])):
+                waiting.remove(ready)
+                _branch(ready, folder)
+                _describe(ready, folder / ready.name)
+                statuses[ready.name] = JobStatus("running", first_step=_newest(folder / ready.name).get("step", 0.0))
+                running[pool.start(folder / ready.name)] = (ready, time.monotonic())
             ended, _ = wait(running, timeout=0.5, return_when=FIRST_COMPLETED)
-            for end, (job, start, log_size) in list(running.items()):
+            for end, (job, start) in list(running.items()):
                 state = "running"
                 if end in ended:
                     del running[end]
-                    outcomes[job.name] = _outcome(job, folder, end.result(), log_size)
+                    outcomes[job.name] = _outcome(job, folder / job.name, end.result())
                     state = "done" if outcomes[job.name].failure is None else "failed"
                 metrics, seconds = _newest(folder / job.name), time.monotonic() - start
                 statuses[job.name] = JobStatus(state, metrics, seconds, statuses[job.name].first_step)
@@ -182,28 +187,22 @@ def run_jobs(
     return outcomes
 
 
-def _next(waiting: Sequence[Job], running: Mapping[Future[str | None], tuple[Job, float, int]]) -> Job | None:
+def _next(waiting: Sequence[Job], running: Sequence[Job]) -> Job | None:
     """The first job that does not wait for another one."""
-    pending = {job.name for job in (*waiting, *(job for job, _, _ in running.values()))}
+    pending = {job.name for job in (*waiting, *running)}
     return next((job for job in waiting if job.extends not in pending), None)
 
 
-def _outcome(job: Job, folder: Path, failure: str | None, log_size: int) -> Outcome:
-    """The outcome of a job that has ended. Its failure is the end of its log, if there is one.
+def _outcome(job: Job, folder: Path, failure: str | None) -> Outcome:
+    """The outcome of a job that has ended.
 
     Raises:
         UserError: If the disk is full: the other jobs and the report would fail as well.
     """
-    outcome = read_outcome(job, folder / job.name)
-    if failure is None:
-        return outcome
-    with contextlib.suppress(OSError):
-        lines = (folder / job.name / LOG).read_bytes()[log_size:].decode(errors="replace").splitlines()
-        failure = "\n".join(lines[-LOG_LINES:]) or failure
     # Incomplete files are removed, so that there may be room again.
-    if os.strerror(errno.ENOSPC) in failure or shutil.disk_usage(folder).free < SMALLEST_DISK:
-        raise UserError(f"the disk of {folder} is full; make room, and the same command continues")
-    return replace(outcome, failure=failure)
+    if failure and (os.strerror(errno.ENOSPC) in failure or shutil.disk_usage(folder).free < SMALLEST_DISK):
+        raise UserError(f"the disk of {folder.parent} is full; make room, and the same command continues")
+    return replace(read_outcome(job, folder), failure=failure)
 
 
 def _branch(job: Job, folder: Path) -> None:
@@ -290,7 +289,7 @@ def run_facts(run: Run) -> RunFacts:
         initial = sum(size for name, size in sizes.items() if name.endswith("initial_state"))
         total = sum(sizes.values()) - initial
         return RunFacts(total, initial, 0, 2 * total, **course)
-    costs, context = cost(SavedModel(run.folder).config()), data_sizes(config)[0]
+    costs, context = cost(SavedModel(run.folder).config()), config.data_sizes()[0]
     return RunFacts(
         parameters=costs.parameters,
         initial_state_parameters=costs.initial_state_parameters,
@@ -302,19 +301,11 @@ def run_facts(run: Run) -> RunFacts:
 
 def expected_work(config: TrainConfig) -> float:
     """Estimate the duration of a run in FLOPs, without opening text: only the ratio of two runs matters."""
-    length, vocabulary = data_sizes(config)
+    length, vocabulary = config.data_sizes()
     per_token = 4 * OVERHEAD  # of a pretrained model, whose size is known when it is loaded
     if config.adapt is None:
         per_token = cost(config.model.build(vocabulary)).training_flops_per_token(length) + OVERHEAD
     return float(config.schedule.steps * config.data.batch_size * length * per_token)
-
-
-def data_sizes(config: TrainConfig) -> tuple[int, int]:
-    """Sequence length and vocabulary size of a run's data, without opening text."""
-    if isinstance(config.data, TextConfig):
-        return config.data.sequence_length, config.model.vocab_size or UNKNOWN_VOCABULARY
-    task = open_data(config.data, "train", config.schedule.steps)
-    return task.sequence_length, task.vocab_size
 
 
 def prepare_corpora(jobs: Sequence[Job]) -> None:
@@ -327,16 +318,14 @@ def prepare_corpora(jobs: Sequence[Job]) -> None:
         open_data(task, "valid")
 
 
-def _describe(job: Job, folder: Path) -> int:
-    """Write job.json. Returns the length of the log."""
+def _describe(job: Job, folder: Path) -> None:
+    """Write job.json."""
     Run(folder).mark()
     measurements = {
         name: {"name": NAMES[type(measurement)], "settings": to_json(measurement)}
         for name, measurement in job.measurements.items()
     }
     write_json(folder / JOB, {"name": job.name, "config": to_json(job.config), "measurements": measurements})
-    path = folder / LOG
-    return path.stat().st_size if path.is_file() else 0
 
 
 def _make_room(job: Job, folder: Path) -> None:
@@ -346,7 +335,7 @@ def _make_room(job: Job, folder: Path) -> None:
     try:
         description = read_json(folder / JOB)
     except DamagedFile as error:
-        raise JobFailed(f"{error}; delete it to continue the run, or move {folder} away to start it anew") from error
+        raise UserError(f"{error}; delete it to continue the run, or move {folder} away to start it anew") from error
     try:
         if not changed_fields(from_json(TrainConfig, description.get("config")), job.config):
             return
@@ -367,3 +356,103 @@ def move_aside(folder: Path, parent: Path) -> Path:
 
 def _newest(folder: Path) -> Mapping[str, float]:
     return (Run(folder).metrics() or [{}])[-1]
+
+
+class Pool(contextlib.AbstractContextManager["Pool"]):
+    """Processes that run jobs, each served by a thread. Leaving the context stops all of them; runs save first."""
+
+    def __init__(self, size: int) -> None:
+        self._threads = ThreadPoolExecutor(max(size, 1))
+        self._processes: list[subprocess.Popen[bytes]] = []
+        self._idle: list[subprocess.Popen[bytes]] = []
+
+    def __exit__(self, *exception: object) -> None:
+        for process in self._processes:
+            process.send_signal(signal.SIGTERM)
+        self._threads.shutdown()
+        for process in self._processes:
+            with contextlib.suppress(BrokenPipeError):
+                process.communicate()
+
+    def start(self, folder: Path) -> Future[str | None]:
+        """Start the job that a folder describes. The result is None, or the end of its log if it failed."""
+        self._idle = [process for process in self._idle if process.poll() is None]
+        process = self._idle.pop() if self._idle else self._new_process()
+        return self._threads.submit(self._run, process, folder)
+
+    def _new_process(self) -> subprocess.Popen[bytes]:
+        process = subprocess.Popen(
+            # -P: modules are not imported from the working directory, where a random.py would shadow Python's.
+            [sys.executable, "-P", "-m", "sdm.reproduce.jobs"],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            env=os.environ | {"OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"},
+            # In a session of its own: Ctrl-C would reach it twice, and a second signal ends a run before it has saved.
+            start_new_session=True,
+        )
+        self._processes.append(process)
+        return process
+
+    def _run(self, process: subprocess.Popen[bytes], folder: Path) -> str | None:
+        """Write a folder to a process, and wait for the exit code of its job. Returns why it failed."""
+        assert process.stdin is not None
+        assert process.stdout is not None
+        log = folder / LOG
+        before = log.stat().st_size if log.is_file() else 0
+        with contextlib.suppress(BrokenPipeError):  # the process has died
+            process.stdin.write(os.fsencode(folder.absolute()) + b"\n")
+            process.stdin.flush()
+        answer = process.stdout.readline()
+        code = int(answer) if answer else process.wait()
+        if answer and code <= SIGNALS:
+            self._idle.append(process)
+        if answer and code == 0:
+            return None
+        with contextlib.suppress(OSError):
+            lines = log.read_bytes()[before:].decode(errors="replace").splitlines()
+            if any(lines):
+                return "\n".join(lines[-LOG_LINES:])
+        ended = f"ended with exit code {code}" if code >= 0 else f"was ended by {signal.Signals(-code).name}"
+        return f"its process {ended}{' (out of memory?)' if code == -signal.SIGKILL else ''}"
+
+
+def main() -> None:
+    """Run jobs until standard input ends; write the exit code of each to standard output."""
+    answers = os.fdopen(os.dup(1), "wb", buffering=0)
+    folders: queue.Queue[Path] = queue.Queue()
+    threading.Thread(target=_read_folders, args=(folders,), daemon=True).start()
+    while True:
+        code = _logged(folders.get())
+        gc.collect()
+        answers.write(b"%d\n" % code)
+        if code > SIGNALS:
+            sys.exit(code)
+
+
+def _read_folders(folders: queue.Queue[Path]) -> None:
+    """Read folders until the parent process has ended, however it ended; then stop this process, which saves first."""
+    for line in sys.stdin.buffer:
+        folders.put(Path(os.fsdecode(line.removesuffix(b"\n"))))
+    os.kill(os.getpid(), signal.SIGTERM)
+
+
+def _logged(folder: Path) -> int:
+    """Run a job with its output going to its log. Returns an exit code."""
+    with (folder / LOG).open("ab") as log:
+        for descriptor in (1, 2):
+            os.dup2(log.fileno(), descriptor)
+    try:
+        with ending_with_one_message(CONTINUES):
+            run_job(folder)
+        return 0
+    except SystemExit as end:
+        if isinstance(end.code, int):
+            return end.code
+        print(end.code, file=sys.stderr, flush=True)
+    except Exception:
+        traceback.print_exc()
+    return 1
+
+
+if __name__ == "__main__":
+    main()

@@ -1,4 +1,4 @@
-"""`sdm reproduce paper` and `sdm plan`: the paper's experiments at its own sizes, for machines with GPUs.
+"""`sdm reproduce paper`: the paper's experiments at its own sizes, for machines with GPUs.
 
     every level     SDM, GDN and full attention; the mixed hybrid at levels 1 to 8
     level 6         memories of a quarter and a sixteenth of the slots (the paper's 432, 108 and 27 MB a layer)
@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import itertools
 import shlex
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -23,49 +23,13 @@ from sdm.errors import UserError
 from sdm.evaluation.ruler.measurement import LENGTHS
 from sdm.models import cost
 from sdm.models.cost import LEVELS
-from sdm.plan import ACCELERATORS, Plan, Workload, make_plan
+from sdm.plan import ACCELERATORS, mesh_plans
 from sdm.reproduce.recipes.paper import BATCH_TOKENS, LENGTH, PAPER_TOKENS, ladder, lengthen, paper_steps
 from sdm.run import Run
 from sdm.run.config import TrainConfig
 from sdm.run.config_file import write_config
 from sdm.run.folder import CONFIG
-from sdm.run.mesh import MeshConfig, valid_meshes
-
-MOST_CONTEXT = 64  # ranks for one sequence
-
-
-def _plans(config: TrainConfig, gpus: int, gpu: str, length: int, **options: Any) -> Iterator[Plan]:
-    """A plan for every mesh that can work, with channels split within one machine at most.
-
-    Many ranks for rows come first, then few for channels and few for the tokens of a row. `length` is the number of
-    tokens of a row that are computed at a time; `options` are further fields of `Workload`.
-    """
-    model, device = config.model.build(config.model.vocab_size or 0), ACCELERATORS[gpu]
-    for mesh in sorted(valid_meshes(config, gpus), key=lambda mesh: (-mesh.data, mesh.channel, mesh.context)):
-        if mesh.channel <= device.per_machine and mesh.context <= min(MOST_CONTEXT, length):
-            yield make_plan(Workload(model, mesh, length, config.data.batch_size, **options), device)
-
-
-def plans(
-    level: int, global_layer: str, gpus: int, gpu: str, sequence_length: int, batch_tokens: int, **options: Any
-) -> list[Plan]:
-    """Plans of a level of the ladder, for `sdm plan`; `options` are further fields of `Workload`."""
-    _check_level(level)
-    config, batch_size = ladder(level, global_layer), batch_tokens // sequence_length
-    data = replace(_text(config), sequence_length=sequence_length, batch_size=batch_size)
-    config = replace(config, data=data, compute=replace(config.compute, accumulation=1))
-    made = list(_plans(config, gpus, gpu, sequence_length, **options))
-    if not made:
-        raise UserError(
-            f"no mesh of {gpus} GPUs works for a step of {batch_size} rows of {sequence_length} tokens; take fewer "
-            "--gpus or more --batch-tokens"
-        )
-    return made
-
-
-def _check_level(level: int) -> None:
-    if level not in LEVELS:
-        raise UserError(f"--level must be one of {', '.join(map(str, LEVELS))}, got {level}")
+from sdm.run.mesh import MeshConfig
 
 
 def _text(config: TrainConfig) -> CorpusConfig:
@@ -118,7 +82,6 @@ def _models(level: int) -> Models:
 def paper_runs(level: int, folder: Path, sources: tuple[str, ...], tokenizer: str) -> list[PaperRun]:
     """All of a level, in the order in which they must be run. `folder` is where the runs go: a fine-tuning names the
     run that it starts from."""
-    _check_level(level)
     models = _models(level)
     accesses: Models = {
         f"sdm-w{writes}-r{reads}": ("sdm", {"num_writes": writes, "num_reads": reads})
@@ -173,17 +136,6 @@ Stages = dict[str, list[list[str]]]
 """Commands by the title of a stage, each to be started when those before it have ended."""
 
 
-@dataclass(frozen=True)
-class Written:
-    """What `write_paper` has written."""
-
-    runs: list[PaperRun]
-    train: Path
-    """The script that trains."""
-    measure: Path
-    """The script that measures and reports."""
-
-
 def write_paper(
     level: int,
     output: Path,
@@ -192,9 +144,12 @@ def write_paper(
     sources: Sequence[str] = (TEXT,),
     code: Sequence[str] = (CODE,),
     tokenizer: str = TOKENIZER,
-) -> Written:
-    """The runs of a level, each in OUTPUT/NAME as `sdm train` reads it, and two scripts. Runs that have begun stay as
-    they are."""
+) -> tuple[list[PaperRun], Path, Path]:
+    """Write the runs of a level, each in OUTPUT/NAME as `sdm train` reads it. Runs that have begun stay as they are.
+
+    Returns:
+        The runs, the script that trains them, and the script that measures them and reports.
+    """
     if gpus < 1:
         raise UserError(f"--gpus must be at least 1, got {gpus}")
     machine = ACCELERATORS[gpu]
@@ -213,7 +168,7 @@ def write_paper(
     stages = training(runs, output, machine.per_machine)
     _write_script(train, [title, *TRAIN, "#", *listing], [*sources, tokenizer], stages)
     _write_script(measure, [title, *MEASURE], [*sources, *code, TASKS], measuring(runs, output, sources, code))
-    return Written(runs, train, measure)
+    return runs, train, measure
 
 
 def _write_script(path: Path, comments: Sequence[str], needed: Sequence[str], stages: Stages) -> None:
@@ -247,7 +202,7 @@ def with_mesh(run: PaperRun, gpus: int, gpu: str) -> PaperRun:
         ways.append((config, config.compute.segment_length))
     counts = [gpus // 2**halvings for halvings in range(gpus.bit_length()) if gpus % 2**halvings == 0]
     for count, (config, tokens) in itertools.product(counts, ways):
-        for plan in _plans(config, count, gpu, tokens):
+        for plan in mesh_plans(config, count, gpu, tokens):
             if plan.fits:
                 # The degree of data is left open: it is what the machines have.
                 degrees = MeshConfig(context=plan.work.mesh.context, channel=plan.work.mesh.channel)

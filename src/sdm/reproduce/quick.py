@@ -137,8 +137,6 @@ def quick_study() -> Study:
             sdm,
             (gdn, code["code-gdn-1x32"], gdn_plain),
             (code["code-attention"],),
-            "-0.028 over all positions at 1.4B",
-            "the advantage grows substantially at 32k to 512k tokens",
         ),
         position_section(
             Section(
@@ -153,7 +151,7 @@ def quick_study() -> Study:
             ),
             sdm_plain,
             (gdn_plain,),
-            paper="-0.028 over all positions at 1.4B",
+            grows=False,
         ),
         replace(
             cost_section((*aided, *cost_deviations), timed, SPEED),

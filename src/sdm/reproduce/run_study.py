@@ -22,8 +22,8 @@ from sdm.evaluation.eval_model import open_model
 from sdm.evaluation.measurement import evaluate
 from sdm.evaluation.report import Table
 from sdm.files import DamagedFile, read_json, write_json
+from sdm.ranks import usable_cores
 from sdm.reproduce.jobs import Job, Outcome, Progress, prepare_corpora, run_jobs, study_lock
-from sdm.reproduce.pool import processors
 from sdm.reproduce.study import (
     NOT_YET,
     RULE,
@@ -85,9 +85,8 @@ def run_study(
     if report_only and not output.is_dir():
         raise UserError(f"--output: {output} is not a folder; without --report-only it is made")
     with study_lock(output):
-        failures = _read_failures(output)
+        failures = _read_failures(output) if report_only else _run(study, output, processes, progress)
         if not report_only:
-            failures = _run(study, output, processes, progress)
             _measure_speed(study, StudyResults(output, failures))
             _write_traces(study, StudyResults(output, failures))
         results = StudyResults(output, failures)
@@ -271,7 +270,7 @@ def _runs_table(runs: Sequence[tuple[Variant, int]], results: StudyResults) -> T
 
 
 def _environment_table(seconds: float) -> Table:
-    rows = [*environment().items(), ("cores to use", str(processors())), ("minutes", f"{seconds / 60:.1f}")]
+    rows = [*environment().items(), ("cores to use", str(usable_cores())), ("minutes", f"{seconds / 60:.1f}")]
     return Table("", ("what", "here"), rows, "Minutes: of the last call; it does not repeat what earlier calls did.")
 
 

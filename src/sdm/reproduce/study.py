@@ -11,7 +11,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -19,11 +18,12 @@ from typing import Any, Literal
 
 from sdm.analysis.pages import Verdict
 from sdm.evaluation.measurement import Measurement
+from sdm.evaluation.position import UnitValue, nats, whole
 from sdm.evaluation.report import AnyChart, Point, Table
 from sdm.evaluation.speed import Speed
-from sdm.evaluation.statistics import Mean, weighted_mean
+from sdm.evaluation.statistics import Difference, Mean, counted_seeds, weighted_mean
 from sdm.models import Cost, cost
-from sdm.reproduce.jobs import Job, Outcome, RunFacts, data_sizes, expected_work, read_outcome
+from sdm.reproduce.jobs import Job, Outcome, RunFacts, expected_work, read_outcome
 from sdm.run.config import TrainConfig
 
 WRITE_RULE = (
@@ -65,7 +65,7 @@ class Variant:
     def cost(self) -> tuple[Cost, int]:
         """Parameters, state and FLOPs, known before any run; and the length of a training sequence."""
         config = self.recipe(0)
-        length, vocabulary = data_sizes(config)
+        length, vocabulary = config.data_sizes()
         return cost(config.model.build(vocabulary)), length
 
 
@@ -85,16 +85,9 @@ def sweep(
     **fields: object,
 ) -> dict[float, Variant]:
     """A model at several learning rates; `{lr:g}` and `{seed}` in its name stand for the rate and the seed."""
-    return {
-        lr: Variant(
-            name.format(lr=lr, seed="{seed}"),
-            label,
-            seeded(recipe, *arguments, **fields, lr=lr),
-            measurements,
-            seeds,
-        )
-        for lr in rates
-    }
+    recipes = {lr: seeded(recipe, *arguments, **fields, lr=lr) for lr in rates}
+    names = {lr: name.format(lr=lr, seed="{seed}") for lr in rates}
+    return {lr: Variant(names[lr], label, recipes[lr], measurements, seeds) for lr in rates}
 
 
 Nested = Variant | Sequence["Nested"] | Mapping[Any, "Nested"]
@@ -107,53 +100,6 @@ def every(variants: Nested) -> list[Variant]:
         return [variants]
     parts = variants.values() if isinstance(variants, Mapping) else variants
     return [variant for part in parts for variant in every(part)]
-
-
-@dataclass(frozen=True)
-class Difference:
-    """A difference with the interval that it is known to be in."""
-
-    value: float
-    low: float | None
-    high: float | None
-    interval: str
-    """What the interval is, such as "95% interval over 19 documents, 1 seed"; or why there is none."""
-    by_seed: tuple[float, ...] = ()
-
-    @classmethod
-    def paired(cls, seeds: Sequence[Mapping[str, float]]) -> Difference | None:
-        """The mean of differences by seed and document.
-
-        The interval is the wider of two: over documents, each the mean over seeds, which tells how far apart these
-        models are; and over seeds, each the mean over documents, which tells what other seeds would give.
-        """
-        shared = sorted(set.intersection(*(set(values) for values in seeds))) if seeds else []
-        if not shared:
-            return None
-        by_seed = tuple(math.fsum(values[key] for key in shared) / len(shared) for values in seeds)
-        by_document = [math.fsum(values[key] for values in seeds) / len(seeds) for key in shared]
-        means = {"documents": weighted_mean(by_document), "seeds": weighted_mean(by_seed)}
-        over = max(means, key=lambda name: _width(means[name]))
-        known = f"95% interval over {over};" if means[over].low is not None else "no interval:"
-        interval = f"{known} {len(shared)} documents, {_seeds(len(seeds))}"
-        return cls(means[over].value, means[over].low, means[over].high, interval, by_seed)
-
-    @classmethod
-    def over_seeds(cls, values: Sequence[float]) -> Difference | None:
-        """The mean of differences by seed."""
-        if not values:
-            return None
-        mean = weighted_mean(values)
-        interval = f"95% interval over {_seeds(len(values))}" if len(values) > 1 else "no interval: 1 seed"
-        return cls(mean.value, mean.low, mean.high, interval, tuple(values))
-
-
-def _width(mean: Mean) -> float:
-    return -1.0 if mean.low is None or mean.high is None else mean.high - mean.low
-
-
-def _seeds(count: int) -> str:
-    return f"{count} seed{'s' if count != 1 else ''}"
 
 
 Expected = Literal["below", "above", "zero"]
@@ -296,43 +242,8 @@ def by_seed(variant: Variant, seed: int) -> int:
     return seed
 
 
-UnitValue = Callable[[Mapping[str, Any]], float]
-"""A number of one document, from its result of `Position`."""
-
-
-def whole(unit: Mapping[str, Any]) -> float:
-    """Nats per token of a document's first tokens, as many as the measurement takes."""
-    return math.fsum(unit["nll"]) / int(unit["edges"][-1])
-
-
-def stretch(place: int) -> UnitValue:
-    """Nats per token between two edges; -1 is the last stretch, the second half."""
-
-    def value(unit: Mapping[str, Any]) -> float:
-        sums, edges = unit["nll"], unit["edges"]
-        index = place % len(sums)
-        return float(sums[index]) / int(edges[index + 1] - edges[index])
-
-    return value
-
-
-def growth(unit: Mapping[str, Any]) -> float:
-    """Nats per token in the last stretch minus those in the first."""
-    return stretch(-1)(unit) - stretch(0)(unit)
-
-
 SummaryValue = Callable[[Mapping[str, Any]], float | None]
 """A number of a run, from the summary of a measurement."""
-
-
-def nats(summary: Mapping[str, Any]) -> float:
-    """Nats per token over all positions."""
-    return float(summary["nll"])
-
-
-def nats_at(place: int, quantity: str = "nll") -> SummaryValue:
-    """Nats per token in a stretch of positions, or their "gain" by context; -1 is the last stretch, the second half."""
-    return lambda summary: summary["positions"][place][quantity]
 
 
 @dataclass(frozen=True, eq=False)
@@ -420,7 +331,7 @@ class StudyResults:
             if count < variant.seeds:
                 failed = sum(variant.run_name(seed) in self.failures for seed in range(variant.seeds))
                 note = f", {failed} failed" if failed else ""
-                words.append(f"{variant.run_name(0)}: {count} of {_seeds(variant.seeds)}{note}")
+                words.append(f"{variant.run_name(0)}: {count} of {counted_seeds(variant.seeds)}{note}")
         return words
 
 

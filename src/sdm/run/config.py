@@ -6,12 +6,13 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Literal
 
-from sdm.data.config import CorpusConfig, DataConfig
+from sdm.data.config import CorpusConfig, DataConfig, TextConfig, open_data
 from sdm.errors import TrainingError, check_not_negative, check_positive, check_size
 from sdm.models.layer_types import LAYER_TYPES
 from sdm.models.model_config import ModelConfig
 from sdm.run.mesh import MeshConfig
 
+UNKNOWN_VOCABULARY = 1024  # of text that is not tokenised yet
 LARGEST_STEPS = 10**9  # at a step a second, thirty years
 LARGEST_THREADS = 1024  # far more end the process, without a word, where they cannot be started
 
@@ -326,6 +327,13 @@ class TrainConfig:
             raise TrainingError('data.layout = "stream" takes compute.checkpointing "none" with adapt, got "block"')
         if self.init_from is not None:
             raise TrainingError("init_from is for models of this library; with adapt, the weights come from adapt.base")
+
+    def data_sizes(self) -> tuple[int, int]:
+        """Return the sequence length and the vocabulary size of the data, without opening text."""
+        if isinstance(self.data, TextConfig):
+            return self.data.sequence_length, self.model.vocab_size or UNKNOWN_VOCABULARY
+        task = open_data(self.data, "train", self.schedule.steps)
+        return task.sequence_length, task.vocab_size
 
     def unbounded_layers(self) -> list[str]:
         """Return the layer types whose state grows with every token, so that no stream can carry it."""

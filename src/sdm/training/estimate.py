@@ -18,7 +18,7 @@ from sdm.data.batch import Batch, BatchSource
 from sdm.errors import TrainingError
 from sdm.models import SDMConfig, SDMForCausalLM, cost
 from sdm.ops.checks import available_memory
-from sdm.ranks import ALONE, Ranks
+from sdm.ranks import ALONE, Ranks, usable_cores
 from sdm.run.config import TrainConfig
 from sdm.run.mesh import ONE, Mesh
 from sdm.training.parallel import local
@@ -191,7 +191,7 @@ def oversubscription(share: float) -> str | None:
         load = os.getloadavg()[0]
     except (OSError, AttributeError):  # not every system has one
         return None
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    cores = usable_cores()
     if load <= BUSY_LOAD * cores or share >= BUSY_SHARE:
         return None
     return (

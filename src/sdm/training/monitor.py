@@ -261,14 +261,13 @@ def _wandb(project: str, folder: Path) -> Any:
     return wandb.init(project=project, name=folder.name, dir=str(folder), resume="allow", id=folder.name)
 
 
-def sample_text(model: SDMForCausalLM, tokenizer: Tokenizer, seed: int, tokens: int = SAMPLE_TOKENS) -> str:
+def sample_text(model: SDMForCausalLM, tokenizer: Tokenizer, seed: int) -> str:
     """Let a model write the beginning of a document. The weights, buffers and random numbers of the run stay.
 
     Args:
         model: the model, on any device, in training mode or not.
         tokenizer: of the model's data.
         seed: decides the sample.
-        tokens: length of the sample at most.
     """
     generating: Any = model  # transformers types the method for its own classes alone
     device = next(model.parameters()).device
@@ -278,7 +277,7 @@ def sample_text(model: SDMForCausalLM, tokenizer: Tokenizer, seed: int, tokens: 
         written = generating.generate(
             torch.tensor([[tokenizer.eos_id]], device=device),
             attention_mask=torch.ones(1, 1, dtype=torch.int64, device=device),
-            max_new_tokens=tokens,
+            max_new_tokens=SAMPLE_TOKENS,
             do_sample=True,
             temperature=SAMPLE_TEMPERATURE,
             top_k=0,

@@ -11,10 +11,9 @@ from sdm.models.layer_types.shared import (
     DenseMemoryFields,
     KeyAids,
     check_key_aids,
+    delta_net_cost,
     derive_dense_memory,
     shifted,
-    shifted_parameters,
-    shifted_state,
     tie_queries,
 )
 from sdm.ops.backends import check_backend
@@ -66,21 +65,10 @@ class DeltaNetType(LayerType):
 
     def cost(self, config: "SDMConfig") -> LayerCost:
         """Work out the cost of one layer."""
-        width, heads = config.hidden_size, derived(config.num_attention_heads)
         keys = derived(config.recurrent_key_dim)
-        channels, convolved = width // heads, width + 2 * heads * keys
-        matrix = heads * keys * channels
         # Write and read are 2 each per element; the correction retrieves and subtracts.
         per_channel = 4 * keys + 1 + (2 * keys + 1 if config.deltanet_correction else 0)
-        return LayerCost(
-            self.name,
-            weights=3 * width * width + 2 * width * heads * keys + width * heads,
-            vectors=channels + convolved * config.short_convolution + shifted_parameters(config),
-            state=matrix,
-            convolution_state=convolved * max(0, config.short_convolution - 1) + shifted_state(config),
-            state_moved=2 * matrix,
-            memory_flops=heads * channels * per_channel,
-        )
+        return delta_net_cost(self.name, config, gates=1, memory_flops=config.hidden_size * per_channel)
 
     def initialize(self, layer: nn.Module, config: "SDMConfig") -> None:
         """Initialise what depends on other weights of the layer."""

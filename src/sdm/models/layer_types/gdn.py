@@ -1,6 +1,6 @@
 """Gated DeltaNet: the dense delta rule with decay, a small matrix per head."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from torch import nn
@@ -14,10 +14,9 @@ from sdm.models.layer_types.shared import (
     KeyAids,
     check_key_aids,
     delta_flops,
+    delta_net_cost,
     derive_dense_memory,
     shifted,
-    shifted_parameters,
-    shifted_state,
     tie_queries,
 )
 
@@ -68,20 +67,10 @@ class GatedDeltaNetType(LayerType):
 
     def cost(self, config: "SDMConfig") -> LayerCost:
         """Work out the cost of one layer."""
-        width, heads = config.hidden_size, derived(config.num_attention_heads)
-        keys = derived(config.recurrent_key_dim)
-        channels, convolved = width // heads, width + 2 * heads * keys
-        matrix = heads * keys * channels
-        return LayerCost(
-            self.name,
-            weights=3 * width * width + 2 * width * heads * keys + 2 * width * heads,
-            vectors=2 * heads + channels + convolved * config.short_convolution + shifted_parameters(config),
-            initial_state=matrix if config.gdn_learned_initial_state else 0,
-            state=matrix,
-            convolution_state=convolved * max(0, config.short_convolution - 1) + shifted_state(config),
-            state_moved=2 * matrix,
-            memory_flops=heads * delta_flops(keys, keys, channels),
-        )
+        heads, keys = derived(config.num_attention_heads), derived(config.recurrent_key_dim)
+        flops = heads * delta_flops(keys, keys, config.hidden_size // heads)
+        made = delta_net_cost(self.name, config, gates=2, vectors=2 * heads, memory_flops=flops)
+        return replace(made, initial_state=made.state if config.gdn_learned_initial_state else 0)
 
     def initialize(self, layer: nn.Module, config: "SDMConfig") -> None:
         """Initialise what depends on other weights of the layer."""

@@ -8,7 +8,7 @@ from transformers import initialization as init
 
 from sdm.layers import ShiftedKeys, SparseDeltaMemory
 from sdm.layers.recurrent_layer import RecurrentLayer
-from sdm.models.layer_types.base import check_sizes, derived
+from sdm.models.layer_types.base import LayerCost, check_sizes, derived
 
 if TYPE_CHECKING:
     from sdm.models.configuration import SDMConfig
@@ -104,3 +104,19 @@ def tie_queries(layer: nn.Module, config: "SDMConfig") -> None:
 def delta_flops(written: int, read: int, channels: int) -> int:
     """Decay, retrieval, write and read of the delta rule; `beta * (v - retrieved)` is 2 per channel."""
     return channels * (5 * written + 2 * read + 2)
+
+
+def delta_net_cost(kind: str, config: "SDMConfig", gates: int, memory_flops: int, vectors: int = 0) -> LayerCost:
+    """Work out the cost of a dense delta rule that has `gates` scalar gates per head, and `vectors` more parameters."""
+    width, heads, keys = config.hidden_size, derived(config.num_attention_heads), derived(config.recurrent_key_dim)
+    channels, convolved = width // heads, width + 2 * heads * keys
+    matrix = heads * keys * channels
+    return LayerCost(
+        kind,
+        weights=3 * width * width + 2 * width * heads * keys + gates * width * heads,
+        vectors=vectors + channels + convolved * config.short_convolution + shifted_parameters(config),
+        state=matrix,
+        convolution_state=convolved * max(0, config.short_convolution - 1) + shifted_state(config),
+        state_moved=2 * matrix,
+        memory_flops=memory_flops,
+    )

@@ -71,11 +71,11 @@ LENGTH = 131_072
 PAPER_TOKENS = {8: 4_000_000_000, 13: 16_000_000_000}  # by the level of the ladder
 
 
-def paper_steps(level: int, batch_size: int = 1, sequence_length: int = LENGTH) -> int:
-    """Steps of so many rows that the paper's fine-tuning of a level takes."""
+def paper_steps(level: int, batch_size: int = 1) -> int:
+    """Steps of so many rows of 131,072 tokens that the paper's fine-tuning of a level takes."""
     if level not in PAPER_TOKENS:
         raise TrainingError(f"level must be one of {', '.join(map(str, PAPER_TOKENS))}, got {level!r}")
-    return math.ceil(PAPER_TOKENS[level] / (batch_size * sequence_length))
+    return math.ceil(PAPER_TOKENS[level] / (batch_size * LENGTH))
 
 
 def long_context(

@@ -6,15 +6,16 @@ import functools
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from sdm.analysis.charts import ZERO, gain_chart, position_chart, scaling_chart
+from sdm.analysis import charts
 from sdm.analysis.scaling import PowerLaw, Prediction, fit_power_law
-from sdm.evaluation.position import POSITION, position_points
+from sdm.evaluation.position import POSITION, growth, nats_at, position_points, stretch
 from sdm.evaluation.report import AnyChart, Chart, Point, Table
-from sdm.evaluation.statistics import Mean
+from sdm.evaluation.statistics import Difference
 from sdm.reproduce.exhibits import (
     MEANS,
     NATS,
     PAIRED,
+    Cell,
     curve,
     difference_cell,
     difference_curve,
@@ -24,28 +25,11 @@ from sdm.reproduce.exhibits import (
     mean_cell,
     table,
 )
-from sdm.reproduce.study import (
-    Claim,
-    Difference,
-    Exhibit,
-    Section,
-    StudyResults,
-    Variant,
-    every,
-    growth,
-    nats_at,
-    shown,
-    stretch,
-)
+from sdm.reproduce.study import Claim, Exhibit, Section, StudyResults, Variant, every, shown
 
 
 def position_section(
-    section: Section,
-    sdm: Variant,
-    rivals: Sequence[Variant],
-    others: Sequence[Variant] = (),
-    paper: str = "",
-    paper_growth: str = "",
+    section: Section, sdm: Variant, rivals: Sequence[Variant], others: Sequence[Variant] = (), grows: bool = True
 ) -> Section:
     """SDM's loss against that of its rivals by position in the document.
 
@@ -55,8 +39,7 @@ def position_section(
         rivals: Forms of the baseline; SDM is compared with the one that has the lowest loss in the second half of the
             test documents, a choice in the baseline's favour.
         others: Models that are shown beside them.
-        paper: The paper's difference.
-        paper_growth: What the paper says of the difference far into a document.
+        grows: Whether the paper says that the difference grows far into a document.
     """
 
     def rival(results: StudyResults) -> Variant:
@@ -64,13 +47,12 @@ def position_section(
         return min(means, key=means.__getitem__, default=rivals[0])
 
     name = rivals[0].label if len(rivals) == 1 else f"the best of {len(rivals)} forms of GDN"
-    late = f"{sdm.label} - {name}, {NATS} in the second half of the documents"
-    grown = f"the same, minus the difference in the first stretch of positions, {NATS}"
-    claims = [
-        loss_claim(sdm, rival, number, value, quantity=quantity)
-        for quantity, number, value in ((late, paper, stretch(-1)), (grown, paper_growth, growth))
-        if number
-    ]
+    quantity = f"{sdm.label} - {name}, {NATS} in the second half of the documents"
+    claims = [loss_claim(sdm, rival, "-0.028 over all positions at 1.4B", stretch(-1), quantity=quantity)]
+    if grows:
+        quantity = f"the same, minus the difference in the first stretch of positions, {NATS}"
+        paper = "the advantage grows substantially at 32k to 512k tokens"
+        claims.append(loss_claim(sdm, rival, paper, growth, quantity=quantity))
 
     def exhibit(results: StudyResults) -> Exhibit:
         there = [variant for variant in (sdm, *rivals, *others) if results.summaries(variant)]
@@ -82,8 +64,8 @@ def position_section(
         )
         bands = any(variant.seeds > 1 for variant in there)
         caption = "Bands: 95% intervals over seeds." if bands else "One seed, without intervals."
-        charts: list[tuple[AnyChart, str]] = [
-            (position_chart(losses, name=section.key), f"Loss by position in held-out documents. {caption}")
+        figures: list[tuple[AnyChart, str]] = [
+            (charts.position_chart(losses, name=section.key), f"Loss by position in held-out documents. {caption}")
         ]
         columns = {f"to {stop:,}": mean_cell(nats_at(place)) for place, stop in enumerate(stops)}
         columns |= {
@@ -103,21 +85,21 @@ def position_section(
                 if variant in others or variant is rival(results)
             }
             title, x, y = "Loss above SDM by position", f"up to {POSITION}", "nats per token above SDM"
-            gap_chart = Chart(f"{section.key}-gap", title, x, y, lines, log_x=True, references=(ZERO,))
-            charts.append((gap_chart, f"Loss above that of SDM. {PAIRED}"))
+            gap_chart = Chart(f"{section.key}-gap", title, x, y, lines, log_x=True, references=(charts.ZERO,))
+            figures.append((gap_chart, f"Loss above that of SDM. {PAIRED}"))
             columns = {f"to {stop:,}": difference_cell(sdm, stretch(place)) for place, stop in enumerate(stops)}
             title = "Nats per token above SDM, to each position"
             tables.append(table(results, title, against, columns, PAIRED))
         if gains:
             text = "Loss with the reach of the local layers alone minus loss with the whole context. "
-            charts.append((gain_chart(gains, name=f"{section.key}-gain"), text + caption))
+            figures.append((charts.gain_chart(gains, name=f"{section.key}-gain"), text + caption))
         notes = [
             f"Measured on the first {stops[-1]:,} tokens of {summary['documents']} test documents, "
             f"{summary['tokens']:,} tokens in all, that neither training nor the choice of learning rates has seen."
         ]
         if len(rivals) > 1 and sdm in there:
             notes.append(f"The best form of GDN in the second half of these documents is {rival(results).label}.")
-        return Exhibit(tables, charts, notes)
+        return Exhibit(tables, figures, notes)
 
     return replace(section, exhibit=exhibit, claims=claims, variants=(sdm, *rivals))
 
@@ -180,46 +162,39 @@ def scaling_section(deviations: tuple[str, ...], ladder: Ladder) -> Section:
             if len({flops for flops, _ in points}) >= LEVELS_OF_A_LAW
         }
 
-    def predicted(results: StudyResults, variant: Variant) -> tuple[Mean | None, Prediction | None]:
-        """Loss of the last level: measured, and as the law of the other levels predicts it."""
+    def predicted(results: StudyResults, variant: Variant) -> Prediction | None:
+        """Loss of the last level as the law of the other levels predicts it."""
         law, measured = laws(results).get(variant.label), results.mean(variant)
-        count = measured.count if measured else None
-        return measured, None if law is None else law.predict(training_flops(variant), runs=count)
+        return None if law is None else law.predict(training_flops(variant), runs=measured.count if measured else None)
 
     def held_out(variant: Variant) -> Claim:
         def difference(results: StudyResults) -> Difference | None:
-            measured, prediction = predicted(results, variant)
-            if measured is None or prediction is None:
+            measured, law = results.mean(variant), predicted(results, variant)
+            if measured is None or law is None:
                 return None
-            ends = (prediction.value, prediction.high, prediction.low)
-            value, low, high = (measured.value - float(end) for end in ends)
+            value, low, high = (measured.value - float(end) for end in (law.value, law.high, law.low))
             return Difference(value, low, high, "95% prediction interval")
 
         quantity = f"{variant.label}, {top}: measured - predicted by the law of the other levels, {NATS}"
         return Claim(quantity, "level 13 is inside the 95% interval of the law", difference, "zero")
 
-    claims = [
-        loss_claim(ladder["sdm"][level], ladder["gdn"][level], "below at every level", where=f"level {level}")
-        for level in levels
-    ]
+    def below(level: int) -> Claim:
+        return loss_claim(ladder["sdm"][level], ladder["gdn"][level], "below at every level", where=f"level {level}")
 
-    def laws_table(results: StudyResults) -> Table:
-        rows = []
-        for variant in tops:
-            cells = ("", "", "", "")
-            law, (measured, prediction) = laws(results).get(variant.label), predicted(results, variant)
-            if law is not None and prediction is not None:
-                low, high = law.intervals["b"]
-                cells = (
-                    f"{sum(law.runs)} of {len(law.levels)} levels",
-                    f"{law.b:.3f} ({low:.3f} ... {high:.3f})",
-                    f"{law.r_squared:.3f}",
-                    f"{prediction.value:.3f} ({prediction.low:.3f} ... {prediction.high:.3f})",
-                )
-            rows.append((variant.label, *cells, shown(measured)))
-        columns = ("global layers", "runs", "b (95% interval)", "R²", f"{top}, predicted", f"{top}, measured")
-        caption = f"Fitted to levels {levels[0]} to {levels[-2]}; no fit has seen {top}. Intervals by the bootstrap."
-        return Table("Power laws L = a C^-b", columns, rows, caption)
+    def law_cell(text: Callable[[PowerLaw], str]) -> Cell:
+        return lambda results, variant: "" if (law := laws(results).get(variant.label)) is None else text(law)
+
+    def predicted_cell(results: StudyResults, variant: Variant) -> str:
+        law = predicted(results, variant)
+        return "" if law is None else f"{law.value:.3f} ({law.low:.3f} ... {law.high:.3f})"
+
+    law_columns: dict[str, Cell] = {
+        "runs": law_cell(lambda law: f"{sum(law.runs)} of {len(law.levels)} levels"),
+        "b (95% interval)": law_cell(lambda law: "{:.3f} ({:.3f} ... {:.3f})".format(law.b, *law.intervals["b"])),
+        "R²": law_cell(lambda law: f"{law.r_squared:.3f}"),
+        f"{top}, predicted": predicted_cell,
+        f"{top}, measured": mean_cell(),
+    }
 
     def levels_table(results: StudyResults) -> Table:
         rows = []
@@ -237,17 +212,19 @@ def scaling_section(deviations: tuple[str, ...], ladder: Ladder) -> Section:
         if not seen:
             return Exhibit()
         worst = min((law.r_squared for law in fits.values()), default=0.0)
-        known = (
-            f"R² of {len(fits)} power laws: at least {worst:.3f}" if fits else "too few levels are finished for a law"
-        )
-        caption = (
-            "Test loss against training compute: every run, the laws with their 95% intervals, and the held-out level."
+        caption = f"Fitted to levels {levels[0]} to {levels[-2]}; no fit has seen {top}. Intervals by the bootstrap."
+        laws_table = table(results, "Power laws L = a C^-b", tops, law_columns, caption, "global layers")
+        figure = (
+            charts.scaling_chart(seen, fits, runs(results, levels[-1:])),
+            "Test loss against training compute: every run, the laws with their 95% intervals, and the held-out level.",
         )
         note = (
             "The models of a level see the same tokens. Attention spends more FLOPs on them, which is in its compute."
         )
-        chart = scaling_chart(seen, fits, runs(results, levels[-1:]))
-        return Exhibit([laws_table(results), levels_table(results)], [(chart, caption)], [note], known)
+        words = (
+            f"R² of {len(fits)} power laws: at least {worst:.3f}" if fits else "too few levels are finished for a law"
+        )
+        return Exhibit([laws_table, levels_table(results)], [figure], [note], words)
 
     return Section(
         "ladder",
@@ -257,7 +234,7 @@ def scaling_section(deviations: tuple[str, ...], ladder: Ladder) -> Section:
         "below GDN at every level; R² = 0.999",
         deviations,
         exhibit=exhibit,
-        claims=[*claims, *map(held_out, tops)],
+        claims=[*map(below, levels), *map(held_out, tops)],
         variants=every(ladder),
     )
 

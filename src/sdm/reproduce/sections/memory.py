@@ -5,18 +5,19 @@ from __future__ import annotations
 import functools
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
-from sdm.analysis.charts import cost_chart, utilisation_chart
+from sdm.analysis import charts
 from sdm.data.config import CorpusConfig
 from sdm.evaluation.eval_model import open_model
 from sdm.evaluation.memory_access import AccessProbe, probe_access
 from sdm.evaluation.position import Position
 from sdm.evaluation.probe import cumulative_mass_chart, effective_keys_chart
-from sdm.evaluation.report import AnyChart, Point, Table
-from sdm.evaluation.speed import Speed
-from sdm.evaluation.statistics import weighted_mean
+from sdm.evaluation.report import AnyChart, Table
+from sdm.evaluation.speed import Speed, speed_curves
+from sdm.evaluation.statistics import Difference, weighted_mean
 from sdm.reproduce.jobs import stored_results
-from sdm.reproduce.study import SPEED_FOLDER, Claim, Difference, Exhibit, Section, StudyResults, Variant, shown
+from sdm.reproduce.study import SPEED_FOLDER, Claim, Exhibit, Section, StudyResults, Variant, shown
 from sdm.run import Run
 
 DOCUMENTS = 8  # the paper's number
@@ -80,7 +81,7 @@ def access_section(deviations: tuple[str, ...], models: Sequence[Variant], shown
         caption = (
             "u: effective keys exp(entropy) / k, mean over tokens. Top half: mass of the heavier half of the k keys."
         )
-        charts: list[tuple[AnyChart, str]] = [
+        figures: list[tuple[AnyChart, str]] = [
             (
                 cumulative_mass_chart(uses, "cumulative-mass"),
                 "Mass of the m heaviest keys of a token: mean, and 10% to 90% of the tokens. One seed.",
@@ -89,7 +90,7 @@ def access_section(deviations: tuple[str, ...], models: Sequence[Variant], shown
         ]
         tokens = next(iter(first.values())).tokens
         note = f"Charts and table: {tokens:,} tokens of {DOCUMENTS} test documents, the first seed of each model."
-        return Exhibit([Table("Keys in use", columns, rows, caption)], charts, [note])
+        return Exhibit([Table("Keys in use", columns, rows, caption)], figures, [note])
 
     return Section(
         "access",
@@ -132,7 +133,7 @@ def utilisation_section(deviations: tuple[str, ...], models: Sequence[Variant]) 
         )
         table = Table("The memory at the end of training", columns, rows, about)
         caption = "Gates, entropies and slots in use during training."
-        return Exhibit([table], [(utilisation_chart(lines, "memory"), caption)], (), "; ".join(words))
+        return Exhibit([table], [(charts.utilisation_chart(lines, "memory"), caption)], (), "; ".join(words))
 
     return Section(
         "memory",
@@ -148,8 +149,6 @@ def utilisation_section(deviations: tuple[str, ...], models: Sequence[Variant]) 
     )
 
 
-Times = Mapping[int, Mapping[str, float]]
-"""By the length of the context: times in seconds, sizes in bytes, with the range of the repeats."""
 PAPER = {
     ("full_attention", "sdm"): "SDM decodes 6 times faster than full attention at 1.4B",
     ("sdm", "gdn"): "SDM decodes around 10% slower than GDN at 1.4B",
@@ -166,18 +165,21 @@ def cost_section(deviations: tuple[str, ...], models: Mapping[str, Variant], spe
     """
     longest = max(speed.lengths)
 
-    def times(results: StudyResults, variant: Variant) -> Times:
-        """Of the first seed, if its speed was measured with these settings; else nothing."""
+    def times(results: StudyResults, variant: Variant) -> list[dict[str, Any]]:
+        """By length, of the first seed, if its speed was measured with these settings; else nothing."""
         outcome = results.first(variant)
         folder = None if outcome is None else Run(outcome.folder).evaluations / SPEED_FOLDER
         measured = None if folder is None else stored_results(speed, folder)
-        return {at["length"]: at for at in measured.summary["lengths"]} if measured and measured.summary else {}
+        return measured.summary["lengths"] if measured and measured.summary else []
 
     def ratio(first: str, second: str) -> Claim:
         def difference(results: StudyResults) -> Difference | None:
-            above, below = (times(results, models[kind]).get(longest) for kind in (first, second))
-            if above is None or below is None:
+            at_longest = [
+                at for kind in (first, second) for at in times(results, models[kind]) if at["length"] == longest
+            ]
+            if len(at_longest) < 2:
                 return None
+            above, below = at_longest
             ends = (("decode", "decode"), ("decode_low", "decode_high"), ("decode_high", "decode_low"))
             value, low, high = (above[mine] / below[other] - 1 for mine, other in ends)
             return Difference(value, low, high, f"range of {speed.repeats} repeats")
@@ -191,21 +193,18 @@ def cost_section(deviations: tuple[str, ...], models: Mapping[str, Variant], spe
         if not measured:
             return Exhibit()
 
-        def curves(key: str, scale: float) -> dict[str, list[Point]]:
-            ends = [f"{key}{end}" for end in ("", "_low", "_high")]
-            return {
-                label: [Point(length, *(scale * at[end] for end in ends)) for length, at in by_length.items()]
-                for label, by_length in measured.items()
-            }
-
         caption = (
             "Time of a generated token and the state behind the context: medians; bands: the range of the repeats."
         )
-        chart = cost_chart(curves("decode", 1e3), curves("state", 1e-6))
+        chart = charts.cost_chart(*(speed_curves(key, measured) for key in ("decode", "state")))
         numbers = {
-            (label, length): (f"{1e6 * at['prefill']:.1f}", f"{1e3 * at['decode']:.2f}", f"{1e-6 * at['state']:.3f}")
-            for label, by_length in measured.items()
-            for length, at in by_length.items()
+            (label, at["length"]): (
+                f"{1e6 * at['prefill']:.1f}",
+                f"{1e3 * at['decode']:.2f}",
+                f"{1e-6 * at['state']:.3f}",
+            )
+            for label, lengths in measured.items()
+            for at in lengths
         }
         columns = ("model", "context", "prefill (µs/token)", "generate (ms/token)", "state (MB)")
         rows = [(label, f"{length:,}", *cells) for (label, length), cells in numbers.items()]

@@ -6,8 +6,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from sdm.analysis.charts import recall_chart, state_recall_chart
-from sdm.evaluation.report import Point, Table
+from sdm.analysis import charts
+from sdm.evaluation.report import Point
 from sdm.reproduce.exhibits import (
     MEANS,
     Cell,
@@ -83,14 +83,14 @@ def recall_section(deviations: tuple[str, ...], forms: Forms, pairs: int, score:
                 points = curve(results, {state[variant]: variant}, accuracy_at(pairs), "recall")
                 by_state.setdefault(SEQUENCES[kind], []).extend(points)
         bands = "Bands: 95% intervals over seeds; models with one seed have none."
-        charts = [
+        figures = [
             (
-                recall_chart(by_pairs, pairs),
+                charts.recall_chart(by_pairs, pairs),
                 f"The best form of each architecture: accuracy against the number of pairs K. Beyond K = {pairs} "
                 f"models are tested on more pairs than they were trained on. {bands}",
             ),
             (
-                state_recall_chart(by_state, pairs, "state"),
+                charts.state_recall_chart(by_state, pairs, "state"),
                 f"Accuracy at {pairs} pairs against the numbers of the state, at about equal FLOPs. {bands}",
             ),
         ]
@@ -103,9 +103,23 @@ def recall_section(deviations: tuple[str, ...], forms: Forms, pairs: int, score:
             "steps": fact_cell(lambda facts: f"{facts.steps:,}"),
         }
         caption = f"{MEANS} GDN, HxK: H heads of key width K."
+        by_size, growing = sorted(state, key=state.__getitem__), models.get("full_attention", ())
+        largest = max(models.get("sdm") or every(models)[:1], key=state.__getitem__)
+        flops = facts.flops_per_token if (facts := results.facts(largest)) is not None else 1
+        size_columns: dict[str, Cell] = {
+            "state": lambda results, variant: f"{state[variant]:,}{' (grows)' if variant in growing else ''}",
+            "parameters": fact_cell(lambda facts: f"{facts.parameters:,}"),
+            "M0": fact_cell(lambda facts: f"{facts.initial_state_parameters:,}"),
+            "FLOPs": fact_cell(lambda facts: f"{facts.flops_per_token / flops - 1:+.1%}"),
+            f"K={pairs}": accuracy,
+        }
+        size_caption = (
+            "State: numbers kept behind the context. M0: numbers of the learned initial state, beside the parameters. "
+            f"FLOPs per token, against {largest.label}."
+        )
         tables = [
             table(results, "Recall: accuracy by the number of pairs K", rates, columns, caption),
-            _size_table(results, models, state, accuracy, pairs),
+            table(results, "Recall by the size of the state", by_size, size_columns, size_caption),
         ]
         swept = {label: by_rate for group in forms.values() for label, by_rate in group.items() if len(by_rate) > 1}
         if swept:
@@ -131,7 +145,7 @@ def recall_section(deviations: tuple[str, ...], forms: Forms, pairs: int, score:
             f"{', growing with the context' if kind == 'full_attention' else ''})"
             for kind, variant in best_forms.items()
         ]
-        return Exhibit(tables, charts, notes, f"accuracy at {pairs} pairs: {', '.join(words)}")
+        return Exhibit(tables, figures, notes, f"accuracy at {pairs} pairs: {', '.join(words)}")
 
     claim = accuracy_claim(
         f"best form of SDM - best form of GDN, accuracy at {pairs} pairs",
@@ -152,32 +166,6 @@ def recall_section(deviations: tuple[str, ...], forms: Forms, pairs: int, score:
         variants=every(forms),
         measurement="recall",
     )
-
-
-def _size_table(
-    results: StudyResults,
-    models: Mapping[str, Sequence[Variant]],
-    state: Mapping[Variant, int],
-    accuracy: Cell,
-    pairs: int,
-) -> Table:
-    variants = sorted(state, key=state.__getitem__)
-    largest = max(models.get("sdm") or every(models)[:1], key=state.__getitem__)
-    facts = results.facts(largest)
-    flops = facts.flops_per_token if facts is not None else 1
-    growing = models.get("full_attention", ())
-    columns: dict[str, Cell] = {
-        "state": lambda results, variant: f"{state[variant]:,}{' (grows)' if variant in growing else ''}",
-        "parameters": fact_cell(lambda facts: f"{facts.parameters:,}"),
-        "M0": fact_cell(lambda facts: f"{facts.initial_state_parameters:,}"),
-        "FLOPs": fact_cell(lambda facts: f"{facts.flops_per_token / flops - 1:+.1%}"),
-        f"K={pairs}": accuracy,
-    }
-    caption = (
-        "State: numbers kept behind the context. M0: numbers of the learned initial state, beside the parameters. "
-        f"FLOPs per token, against {largest.label}."
-    )
-    return table(results, "Recall by the size of the state", variants, columns, caption)
 
 
 def accuracy_section(
