@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from reproduce.made import losses, outcome, study_results
-from sdm.reproduce.crossover import BASELINE, CHANGES, RIVAL, SHORT, crossover_study, variant
+from sdm.reproduce.crossover import BASELINE, CHANGES, NULL, RIVAL, SHORT, crossover_study, variant
 from sdm.reproduce.run_study import run_study, study_page
 from sdm.run.folder import changed_fields
 
@@ -83,6 +83,23 @@ def test_page() -> None:
     rows = {row[0]: row for row in changes.tables[0].rows}
     assert rows["SDM, plain"][:5] == ("SDM, plain", "2", "4.150 ± 0.635", "3.650 ± 0.635", "+0.150 ± 0.635")
     assert rows["SDM, M0 null"][2] == "missing"
+
+
+def test_a_learned_initial_state_is_compared_by_position() -> None:
+    """M0 gains 0.3 in the first stretch of positions and nothing later; documents differ by far more than that."""
+    study = crossover_study((64,), (SHORT, 2 * SHORT), seeds=1, ablations=False, changes=(NULL,))
+    outcomes = {}
+    for change, offset in ((NULL, 0.3), (BASELINE, 0.0)):
+        name = f"d64-{2 * SHORT}-{change}-s0"
+        outcomes[name] = losses(name, {f"code:{n}": (3.0 + n + offset * (1 + n / 75), 2.0 + n) for n in range(4)})
+    page = study_page(study, study_results(outcomes, study.variants()))
+    found = page.findings[-1].tables[0].rows
+    assert [row[0].partition(" (")[0] for row in found] == [
+        "SDM, learned M0 - SDM, M0 null, nats per token: -0.153",
+        "positions 0 to 64: SDM, learned M0 - SDM, M0 null, nats per token: -0.306",
+    ]
+    assert {row[-1] for row in found} == {"agrees"}
+    assert len(crossover_study((64,), (SHORT,), 1, ablations=False).sections) == 2, "without a null M0 not asked"
 
 
 def test_shift_follows_the_strongest_heads() -> None:
