@@ -132,8 +132,9 @@ NEEDLES_ONLY = Experiment(
     1024,
     (DENSE, *FEW_NEEDLES),
     {
-        "ruler": Lengths((512, 1024, 2048), (DENSE, *FEW_NEEDLES)),
-        "ruler-far": Lengths((8192,), (DENSE, *FEW_NEEDLES), 2),
+        "ruler": Lengths((512, 1024, 2048), (DENSE,)),
+        "ruler-far": Lengths((8192,), (DENSE,), 2),
+        "ruler-few": Lengths((1024, 8192), FEW_NEEDLES, 4),
     },
     (((DENSE,), 512), ((DENSE,), 1024), ((DENSE,), 2048), ((DENSE,), 8192), ((MULTIKEY,), 8192)),
 )
