@@ -18,13 +18,11 @@ from sdm.evaluation.report import AnyChart, Chart, Grid, Reference, Table
 from sdm.evaluation.ruler.measurement import Ruler
 from sdm.evaluation.statistics import Mean, weighted_mean
 from sdm.reproduce.exhibits import (
-    FLOPS,
     FORWARD,
-    INITIAL_STATE,
-    PARAMETERS,
     STATE,
     accuracy_claim,
     best_rate,
+    fact_cell,
     negative_valid_loss,
     table,
 )
@@ -78,6 +76,8 @@ class Experiment:
     """Tasks and lengths at which models are compared."""
     targets: tuple[tuple[str, tuple[str, ...], int, float], ...] = ()
     """What is asked of SDM: a label, tasks, a length and the accuracy."""
+    note: str = ""
+    """How the rows that were trained on differ from those of the recipe."""
 
     def all_lengths(self) -> list[int]:
         """Every length that is measured."""
@@ -137,6 +137,7 @@ NEEDLES_ONLY = Experiment(
         "ruler-few": Lengths((1024, 8192), FEW_NEEDLES, 4),
     },
     (((DENSE,), 512), ((DENSE,), 1024), ((DENSE,), 2048), ((DENSE,), 8192), ((MULTIKEY,), 8192)),
+    note="Three of ten rows hold needles only, 30 to 50 of them in 1,024 tokens, of which one to four are asked for.",
 )
 DENSE_ROWS: dict[str, Any] = {"sequence_length": NEEDLES_ONLY.trained, "dense": 0.3}
 
@@ -318,7 +319,8 @@ def ruler_section(key: str, title: str, experiment: Experiment, compared: Mappin
             accuracies,
             _costs(results, compared.values()),
         ]
-        notes = (TRAINED_ON, f"Trained lengths end at {experiment.trained:,} tokens: longer ones were never seen.")
+        ends = f"Trained lengths end at {experiment.trained:,} tokens: longer ones were never seen."
+        notes = [note for note in (TRAINED_ON, experiment.note, ends) if note]
         return Exhibit(
             tables, [_chart(key, results, experiment, compared)], notes, f"{sdm[0].label}: " + ", ".join(words)
         )
@@ -378,7 +380,13 @@ def _costs(results: StudyResults, models: Iterable[Variant]) -> Table:
         losses = [run.facts.valid_loss for run in results.by_seed(variant).values() if run.facts is not None]
         return shown(weighted_mean(known)) if (known := [loss for loss in losses if loss is not None]) else "missing"
 
-    columns = {"loss": loss, "parameters": PARAMETERS, "M0": INITIAL_STATE, "state": STATE, "FLOPs": FLOPS}
+    columns = {  # of the runs: their vocabulary is not known before
+        "loss": loss,
+        "parameters": fact_cell(lambda facts: f"{facts.parameters:,}"),
+        "M0": fact_cell(lambda facts: f"{facts.initial_state_parameters:,}"),
+        "state": fact_cell(lambda facts: f"{facts.state_elements:,}"),
+        "FLOPs": fact_cell(lambda facts: f"{facts.flops_per_token:,}"),
+    }
     caption = f"Loss of answers on held-out rows of the training's generator, nats per token. {FORWARD}"
     return table(results, "Loss, size and cost", models, columns, caption)
 
