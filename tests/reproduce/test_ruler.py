@@ -51,6 +51,7 @@ def test_models_of_needles_only_are_trained_alike() -> None:
     attention = configs["full_attention"]
     assert replace(attention.data, start_length=128) in rows
     assert configs["sdm"].schedule == configs["gdn"].schedule
+    assert replace(configs["sdm-small"].model, num_slots=1024) == configs["sdm"].model
     assert configs["sdm-longer"].schedule == configs["gdn-longer"].schedule
     assert configs["sdm-longer"].schedule.steps == 2 * configs["sdm"].schedule.steps
 

@@ -140,6 +140,7 @@ NEEDLES_ONLY = Experiment(
     note="Three of ten rows hold needles only, 30 to 50 of them in 1,024 tokens, of which one to four are asked for.",
 )
 DENSE_ROWS: dict[str, Any] = {"sequence_length": NEEDLES_ONLY.trained, "dense": 0.3}
+FEW_SLOTS = 64  # a sixteenth of SDM's: does the size of the state count?
 
 Layout = tuple[int, int]
 """Heads of GDN, and key channels of each."""
@@ -219,8 +220,11 @@ def dense_models(samples: int = 100) -> dict[str, Variant]:
     """The models that are trained with rows of needles only."""
     measurements = NEEDLES_ONLY.measurements(samples)
     attention = {"global_layer": "full_attention", **DENSE_ROWS}
+    _, lr = DENSE_BEST["sdm"]
+    small = swept(None, (lr,), f"dense-n{FEW_SLOTS}-", num_slots=FEW_SLOTS, **DENSE_ROWS)[lr]
     return {
         **_sdm_and_gdn(measurements, DENSE_BEST, "dense-", **DENSE_ROWS),
+        "sdm-small": replace(small, label=f"SDM, {FEW_SLOTS} slots", measurements=measurements),
         "full_attention": _attention("dense-attention", "full attention", measurements, **attention),
     }
 
@@ -297,7 +301,7 @@ def _mean(
 
 def ruler_section(key: str, title: str, experiment: Experiment, compared: Mapping[str, Variant]) -> Section:
     """Accuracy by task and length for the models of an experiment, and the claims about SDM."""
-    pairs = (("sdm", "gdn"), ("sdm-longer", "gdn-longer"), ("sdm", "full_attention"))
+    pairs = (("sdm", "gdn"), ("sdm-longer", "gdn-longer"), ("sdm", "sdm-small"), ("sdm", "full_attention"))
     rivals = [(compared[ours], compared[rival]) for ours, rival in pairs if {ours, rival} <= compared.keys()]
 
     def against(ours: Variant, rival: Variant, tasks: Sequence[str], length: int) -> Claim:
