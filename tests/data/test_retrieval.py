@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import random
 import re
 from dataclasses import replace
@@ -130,7 +131,7 @@ def test_tokens(config: RetrievalConfig) -> None:
     assert pieces("VAR QXZJK")[0] == "VAR"
 
 
-@pytest.mark.parametrize("task", ["pairs", "needles", "multivalue", "multiquery", "tracking", "text"])
+@pytest.mark.parametrize("task", ["pairs", "needles", "multivalue", "multiquery", "dense", "tracking", "text"])
 def test_every_task_fits_and_predicts(config: RetrievalConfig, task: str) -> None:
     source = Retrieval(config, "train", 100)
     for length in (64, 256):
@@ -139,6 +140,37 @@ def test_every_task_fits_and_predicts(config: RetrievalConfig, task: str) -> Non
                 row = source._maker.row(random.Random(number), task, length, Difficulty(level, easy=level < 1))
                 assert len(row.ids) == len(row.predicted) <= length
                 assert any(row.predicted)
+
+
+@pytest.mark.parametrize("length", [256, 1024])
+def test_rows_of_needles_only(config: RetrievalConfig, length: int) -> None:
+    """Needles and questions are all there is, every key has one value, and the row is full whatever its length."""
+    source = Retrieval(replace(config, dense=0.5, multiquery=0.1, text=0.0), "valid")
+    told, filled = [], []
+    for seed in range(20):
+        row = source._maker.row(random.Random(seed), "dense", length, Difficulty())
+        filled.append(len(row.ids) / length)
+        needles, _, questions = source.tokenizer.decode(row.ids).rpartition(".\n\n")
+        pairs = re.findall(r"([a-z]+-[a-z]+) is: (\d{7})", needles)
+        lines = (needles + ".").splitlines()
+        assert sum(bool(re.search(r"is: \d{7}\.$", line)) for line in lines) >= len(lines) - 1, "and an introduction"
+        assert len(dict(pairs)) == len(pairs), "no key twice"
+        answers = re.findall(r"([a-z]+-[a-z]+) is: (\d{7})", questions)
+        assert 1 <= len(answers) <= 4
+        assert set(answers) <= set(pairs)
+        told.append(len(pairs))
+    assert min(filled) > (0.75 if length == 256 else 0.95)
+    assert min(told) >= length // 100
+    easy = source._maker.row(random.Random(0), "dense", length, Difficulty(easy=True))
+    needles, _, _ = source.tokenizer.decode(easy.ids).rpartition(".\n\n")
+    assert len(re.findall(r"is: \d{7}", needles)) <= 4 + 5, "few at the beginning"
+
+
+def test_rows_without_dense_ones_are_as_before(config: RetrievalConfig) -> None:
+    """Rows of the configurations that are older than `dense` do not change."""
+    source = Retrieval(config, "train", 100)
+    text = "\n".join(source.tokenizer.decode(source.row(step, 0, 256).ids) for step in range(100))
+    assert hashlib.sha256(text.encode()).hexdigest()[:16] == "3ad9a7ec88afbb11"
 
 
 def test_targets_follow_their_tokens(config: RetrievalConfig) -> None:

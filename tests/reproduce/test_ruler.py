@@ -13,7 +13,7 @@ from sdm.data import RetrievalConfig
 from sdm.evaluation.ruler.measurement import Ruler
 from sdm.reproduce import ruler as ruler_module
 from sdm.reproduce.recipes.tasks import retrieval
-from sdm.reproduce.ruler import DENSE, GDN_BEST, GDN_LAYOUTS, GDN_RATES, SHORT, TASKS, Experiment, Lengths, ruler_study
+from sdm.reproduce.ruler import BEST, DENSE, DENSE_BEST, DENSE_RATES, RATES, TASKS, Experiment, Lengths, ruler_study
 from sdm.reproduce.run_study import study_page
 from sdm.reproduce.study import Study
 
@@ -44,14 +44,35 @@ def test_models_of_ruler_differ_in_their_global_layer() -> None:
     assert sizes["sdm"].state_elements >= 8 * sizes["gdn"].state_elements
 
 
-def test_the_sweep_of_gdn_does_not_see_ruler() -> None:
-    study = ruler_study()
-    sweep = study.groups["GDN's layouts and rates"]
-    assert len(sweep) == len(GDN_LAYOUTS) * len(GDN_RATES)
+def test_models_of_needles_only_are_trained_alike() -> None:
+    configs = {name: variant.recipe(1) for name, variant in ruler_module.dense_models().items()}
+    rows = {config.data for name, config in configs.items() if name != "full_attention"}
+    assert rows == {RetrievalConfig(dense=0.3, sequence_length=1024, batch_size=4, seed=1)}
+    attention = configs["full_attention"]
+    assert replace(attention.data, start_length=128) in rows
+    assert configs["sdm"].schedule == configs["gdn"].schedule
+    assert replace(configs["sdm-small"].model, num_slots=1024) == configs["sdm"].model
+    assert configs["sdm-longer"].schedule == configs["gdn-longer"].schedule
+    assert configs["sdm-longer"].schedule.steps == 2 * configs["sdm"].schedule.steps
+
+
+@pytest.mark.parametrize(
+    ("group", "rates", "best"),
+    [
+        ("layouts and rates", RATES, BEST),
+        ("layouts and rates with needles only", DENSE_RATES, DENSE_BEST),
+    ],
+)
+def test_the_sweeps_do_not_see_ruler(group: str, rates: dict[Any, Any], best: dict[Any, Any]) -> None:
+    sweep = ruler_study().groups[group]
+    assert len(sweep) == sum(map(len, rates.values()))
+    assert len({variant.name for variant in sweep}) == len(sweep)
     measured = [variant for variant in sweep if variant.measurements]
-    assert [variant.label for variant in measured] == [f"GDN, {GDN_BEST[0][0]}x{GDN_BEST[0][1]}"]
-    assert measured[0].seeds == 3
-    assert all(isinstance(kind, Ruler) and kind.seed == 43 for kind in measured[0].measurements.values())
+    assert [variant.recipe(0).optim.lr for variant in measured] == [lr for _, lr in best.values()]
+    assert [variant.recipe(0).model.layer_types[2] for variant in measured] == list(best)
+    assert {variant.seeds for variant in measured} == {3}
+    measurements = [kind for variant in measured for kind in variant.measurements.values()]
+    assert all(isinstance(kind, Ruler) and kind.seed == 43 for kind in measurements)
 
 
 def test_page_of_ruler() -> None:
@@ -68,24 +89,24 @@ def test_page_of_ruler() -> None:
             outcomes[run] = outcome(run, summaries, valid_loss=0.5)
     study = ruler_study()
     page = study_page(study, study_results(outcomes, study.variants()))
-    ruler, sweep, wide = page.findings
-    assert wide.verdict == "missing"
-    claims, targets, sdm, gdn = ruler.tables
+    ruler, sweep, dense, dense_sweep, wide = page.findings
+    assert {dense.verdict, dense_sweep.verdict, wide.verdict} == {"missing"}
+    claims, targets, accuracies, costs = ruler.tables
     assert [row[2].split(": ")[-1] for row in targets.rows] == ["reached", "reached", "missed", "missed"]
     assert {row[3] for row in targets.rows} == {"missing: missing"}, "twice the steps: no runs"
-    assert sdm.columns[1] == f"{SHORT.trained} (trained)"
-    assert sdm.rows[0][1:3] == ("95.0 ± 0.0%", "95.0 ± 0.0%")
-    assert sdm.rows[-1][:4] == ("multikey_2", "70.0 ± 0.0%", "70.0 ± 0.0%", "70.0 ± 0.0%")
-    assert gdn.title == "RULER: GDN, 1x128"
+    assert accuracies.columns == ("task, tokens", "SDM (3 seeds)", "GDN, 1x128 (3 seeds)")
+    assert accuracies.rows[0] == ("single_1, 512 (trained)", "95.0 ± 0.0%", "50.0 ± 0.0%")
+    assert accuracies.rows[-1] == ("multikey_2, 8,192", "70.0 ± 0.0%", "10.0 ± 0.0%")
+    assert [row[1] for row in costs.rows[:3]] == ["0.500 ± 0.000", "missing", "0.500 ± 0.000"]
     assert [row[-1] for row in claims.rows] == ["agrees"] * 5 + ["missing"] * 10
     assert "SDM - GDN, 1x128, accuracy on multikey_1 at 512 tokens (points)" in claims.rows[0][0]
-    assert f"best of 1 of 12: 1x128 at {GDN_BEST[1]:g}" in sweep.found
+    assert "SDM 0.500 at 0.005" in sweep.found
     assert ruler.illustrations
 
 
 @pytest.mark.slow
 def test_ruler_from_rows_to_the_figure(tmp_path: Path) -> None:
-    tiny = Experiment(512, TASKS[:3], {"ruler": Lengths((512,), TASKS[:3])})
+    tiny = Experiment(512, TASKS[:3], {"ruler": Lengths((512,), TASKS[:3])}, (((TASKS[2],), 512),))
     models = {
         name: replace(small(ruler_module.models()[name], num_sentences=3000), measurements=tiny.measurements(1))
         for name in ("sdm", "gdn")

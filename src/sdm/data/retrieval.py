@@ -39,7 +39,7 @@ BPE = "bpe:"
 # Numbers in pairs of digits; names of variables in letters, but "VAR" whole.
 ISOLATED = (PAIRS_OF_DIGITS, r"VAR|[A-Z](?=[A-Z])|(?<=[A-Z])[A-Z]")
 LENGTH_STEP = 16  # tokens: lengths of the curriculum are multiples
-SHARES = ("pairs", "multivalue", "multiquery", "tracking", "text")
+SHARES = ("pairs", "multivalue", "multiquery", "tracking", "text", "dense")
 
 
 @dataclass(frozen=True)
@@ -64,6 +64,8 @@ class RetrievalConfig:
     """Share of rows with chains of variables."""
     text: float = 0.05
     """Share of rows of plain text."""
+    dense: float = 0.0
+    """Share of rows that hold needles and nothing else, as many as fit, of which a few are asked for."""
     ruler_phrasing: float = 0.5
     """Share of the rows that are phrased as RULER's tasks are; the keys are others."""
     source: str = "text"

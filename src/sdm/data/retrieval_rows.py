@@ -4,6 +4,7 @@
     needles       one to six needles in noise or sentences, asked for one by one (RULER's single and multikey)
     multivalue    one key with several values, all asked for
     multiquery    several keys asked for in one question
+    dense         needles and nothing else, a few of them asked for one by one (RULER's multikey_2)
     tracking      a chain of variable assignments, behind a worked example (RULER's vt)
     text          plain text, of which a few tokens are to be predicted
 
@@ -18,7 +19,7 @@ import itertools
 import random
 import re
 import string
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
@@ -58,6 +59,7 @@ DIGITS = 7
 MADE_UP = 0.3  # of the words of keys
 NOISE_ROWS = 0.35
 KEPT_KEYS, KEPT_DIGITS = 0.8, 0.7  # rows in which restated keys, and digits after the first two, are predicted
+TOKENS_PER_QUESTION, MOST_QUESTIONS = 256, 4  # of rows with needles only
 ATTEMPTS = 4  # draws of a task whose rows may be too long
 WORD = re.compile(r"\b[a-z]{3,9}\b")
 
@@ -123,6 +125,7 @@ class RowMaker:
             "needles": self._needles,
             "multivalue": self._multivalue,
             "multiquery": self._multiquery,
+            "dense": self._dense,
             "tracking": self._tracking,
             "text": self._text,
         }
@@ -224,15 +227,17 @@ class RowMaker:
         length: int,
         pairs: Sequence[tuple[str, str]],
         questions: Sequence[Sequence[str]],
+        most_others: int | None = None,
     ) -> None:
-        """An introduction, the pairs in a haystack, and questions, each of some keys, with their answers."""
+        """An introduction, the pairs in a haystack, and questions, each of some keys, with their answers.
+
+        `most_others` makes the haystack of other needles, so many at most, instead of noise or text.
+        """
         ruler = rng.random() < self._ruler
         template = RULER_NEEDLE if ruler else rng.choice(NEEDLES)
-        noise = self._noise(rng, ruler) if rng.random() < NOISE_ROWS else None
-        needles = [
-            template.format(key=key, value=value) + "\n" if noise else " " + template.format(key=key, value=value)
-            for key, value in pairs
-        ]
+        noise = self._noise(rng, ruler) if most_others is None and rng.random() < NOISE_ROWS else None
+        line = " {}" if noise is None and most_others is None else "{}\n"
+        needles = [line.format(template.format(key=key, value=value)) for key, value in pairs]
         several = any(len(_values(pairs, keys)) > 1 for keys in questions)
         tail, phrase = Row(), rng.choice(QUESTIONS)
         for keys in questions:
@@ -241,8 +246,35 @@ class RowMaker:
             tail.add([self._end], True)
         introduction = ruler_introduction(several) if ruler else rng.choice(INTRODUCTIONS)
         row.add(self._encode(introduction))
-        row.add(self._haystack(rng, length - len(row.ids) - len(tail.ids), needles, noise))
+        budget = length - len(row.ids) - len(tail.ids)
+        if most_others is None:
+            row.add(self._haystack(rng, budget, needles, noise))
+        else:
+            row.add(self._only_needles(rng, budget, dict(pairs), line.format(template), most_others))
         row.add(tail.ids, tail.predicted)
+
+    def _only_needles(
+        self, rng: random.Random, budget: int, pairs: Mapping[str, str], template: str, most_others: int
+    ) -> list[int]:
+        """The pairs among needles of other keys, in random order, in at most `budget` tokens."""
+        needles = [self._encode(template.format(key=key, value=value)) for key, value in pairs.items()]
+        budget -= sum(map(len, needles))
+        others: set[str] = set()
+        while len(others) < most_others:
+            if (key := self.key(rng)) in pairs or key in others:
+                continue
+            needle = self._encode(template.format(key=key, value=number(rng)))
+            if (budget := budget - len(needle)) < 0:
+                break
+            others.add(key)
+            needles.append(needle)
+        rng.shuffle(needles)
+        return list(itertools.chain.from_iterable(needles))
+
+    def _dense(self, rng: random.Random, row: Row, length: int, difficulty: Difficulty) -> None:
+        asked = self._distinct(rng, min(1 + length // TOKENS_PER_QUESTION, MOST_QUESTIONS))
+        most_others = rng.randint(1, 5) if difficulty.easy else length
+        self._ask(rng, row, length, asked, [[key] for key, _ in asked], most_others)
 
     def _needles(self, rng: random.Random, row: Row, length: int, difficulty: Difficulty) -> None:
         count = rng.choice((1, 2, 3) if difficulty.easy else (1, 1, 2, 4, 4, 6))

@@ -2,21 +2,30 @@
 
 The models are those of `recipes.tasks.retrieval`: they learn retrieval from rows of 512 tokens with other keys and
 haystacks than RULER's, and are measured on RULER's own tasks from 512 tokens on. GDN's layouts and rates are swept on
-held-out rows of the training's generator; RULER's samples decide nothing. A second experiment trains to 2,048 tokens,
-with chains of variables.
+held-out rows of the training's generator, and so is SDM's rate; RULER's samples decide nothing. "Needles only" trains
+with rows that hold needles and nothing else, so that the size of the state counts, and measures `DENSE` beside tasks
+with one to four needles. A third experiment trains to 2,048 tokens, with chains of variables.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
 from sdm.evaluation.measurement import Measurement
 from sdm.evaluation.report import AnyChart, Chart, Grid, Reference, Table
 from sdm.evaluation.ruler.measurement import Ruler
-from sdm.evaluation.statistics import Mean
-from sdm.reproduce.exhibits import accuracy_claim, best_rate, negative_valid_loss
+from sdm.evaluation.statistics import Mean, weighted_mean
+from sdm.reproduce.exhibits import (
+    FORWARD,
+    STATE,
+    accuracy_claim,
+    best_rate,
+    fact_cell,
+    negative_valid_loss,
+    table,
+)
 from sdm.reproduce.recipes.tasks import RETRIEVAL_DEVIATIONS, retrieval
 from sdm.reproduce.study import (
     WRITE_RULE,
@@ -63,11 +72,12 @@ class Experiment:
     tasks: tuple[str, ...]
     lengths: Mapping[str, Lengths]
     """By the name of the measurement."""
-
-    @property
-    def far(self) -> int:
-        """The length at which models are compared far beyond the trained one."""
-        return 16 * self.trained
+    places: tuple[tuple[tuple[str, ...], int], ...]
+    """Tasks and lengths at which models are compared."""
+    targets: tuple[tuple[str, tuple[str, ...], int, float], ...] = ()
+    """What is asked of SDM: a label, tasks, a length and the accuracy."""
+    note: str = ""
+    """How the rows that were trained on differ from those of the recipe."""
 
     def all_lengths(self) -> list[int]:
         """Every length that is measured."""
@@ -102,29 +112,56 @@ SHORT = Experiment(
         "ruler-farthest": Lengths((32768,), (*SINGLE, MULTIKEY), 5),
         "ruler-dense": Lengths((512, 2048, 8192), (DENSE,), 2),
     },
+    (((MULTIKEY,), 512), ((MULTIKEY,), 8192), (SINGLE, 8192), ((DENSE,), 512), ((DENSE,), 8192)),
+    (
+        ("single needles", SINGLE, 512, 0.90),
+        ("multikey_1", (MULTIKEY,), 512, 0.80),
+        ("single needles", SINGLE, 8192, 0.90),
+        ("multikey_1", (MULTIKEY,), 8192, 0.75),
+    ),
 )
 WIDE = Experiment(
     2048,
     (*TASKS, "vt"),
     {"ruler": Lengths((2048,), (*TASKS, "vt")), "ruler-farthest": Lengths((32768,), (*TASKS, "vt"), 5)},
+    (((MULTIKEY,), 2048), ((MULTIKEY,), 32768), (SINGLE, 32768)),
 )
 WIDE_ROWS: dict[str, Any] = {"sequence_length": 2048, "tracking": 0.15, "steps": 1500}
+FEW_NEEDLES = (SINGLE[1], MULTIKEY)
+NEEDLES_ONLY = Experiment(
+    1024,
+    (DENSE, *FEW_NEEDLES),
+    {
+        "ruler": Lengths((512, 1024, 2048), (DENSE,)),
+        "ruler-far": Lengths((8192,), (DENSE,), 2),
+        "ruler-few": Lengths((1024, 8192), FEW_NEEDLES, 4),
+    },
+    (((DENSE,), 512), ((DENSE,), 1024), ((DENSE,), 2048), ((DENSE,), 8192), ((MULTIKEY,), 8192)),
+    note="Three of ten rows hold needles only, 30 to 50 of them in 1,024 tokens, of which one to four are asked for.",
+)
+DENSE_ROWS: dict[str, Any] = {"sequence_length": NEEDLES_ONLY.trained, "dense": 0.3}
+FEW_SLOTS = 64  # a sixteenth of SDM's: does the size of the state count?
 
-GDN_LAYOUTS = ((2, 32), (1, 64), (2, 64), (1, 128))  # heads, key channels of each
-GDN_RATES = (1.25e-3, 2.5e-3, 5e-3)
-GDN_BEST = ((1, 128), 2.5e-3)
+Layout = tuple[int, int]
+"""Heads of GDN, and key channels of each."""
+RATES: dict[Layout | None, tuple[float, ...]] = {
+    None: (1.25e-3, 2.5e-3, 5e-3, 1e-2),
+    **dict.fromkeys(((2, 32), (1, 64), (2, 64), (1, 128)), (1.25e-3, 2.5e-3, 5e-3)),
+}
+"""Learning rates that are tried, by GDN's layout; None: SDM."""
+BEST: dict[str, tuple[Layout | None, float]] = {"sdm": (None, 5e-3), "gdn": ((1, 128), 2.5e-3)}
+DENSE_RATES: dict[Layout | None, tuple[float, ...]] = {
+    None: (2.5e-3, 5e-3, 1e-2),
+    (2, 64): (2.5e-3,),
+    (1, 128): (1.25e-3, 2.5e-3, 5e-3),
+}
+DENSE_BEST: dict[str, tuple[Layout | None, float]] = {"sdm": (None, 5e-3), "gdn": ((1, 128), 2.5e-3)}
 ATTENTION: dict[str, Any] = {"lr": 2e-3, "steps": 900, "start_length": 64}
 LONGER = 1200  # twice the steps of the others
 TARGETED = ("sdm", "sdm-longer")
 """The models that the targets are compared with."""
 MIXED = ("sliding_attention", "sdm", "full_attention", "sliding_attention")
 
-TARGETS = (  # of SDM: tasks, whether far beyond the trained length, accuracy
-    ("single needles", SINGLE, False, 0.90),
-    ("multikey_1", (MULTIKEY,), False, 0.80),
-    ("single needles", SINGLE, True, 0.90),
-    ("multikey_1", (MULTIKEY,), True, 0.75),
-)
 LEAD = (
     "Does a memory of many slots keep what it has read far beyond the length that it was trained on? Models of 0.3M "
     "parameters learn to find numbers in rows of at most 512 tokens, and are asked RULER's own questions in contexts "
@@ -137,42 +174,85 @@ TRAINED_ON = (
 )
 
 
+def swept(layout: Layout | None, rates: Sequence[float], prefix: str = "", **fields: object) -> dict[float, Variant]:
+    """GDN with a layout, or SDM if it is None, at several learning rates; the first seed, not measured on RULER."""
+    if layout is None:
+        name, label, model = "sdm", "SDM", fields
+    else:
+        heads, key_dim = layout
+        name, label = f"gdn-{heads}x{key_dim}", f"GDN, {heads}x{key_dim}"
+        model = {"global_layer": "gdn", "heads": heads, "key_dim": key_dim, **fields}
+    return sweep(f"{prefix}{name}-lr{{lr:g}}-seed{{seed}}", label, rates, {}, 1, retrieval, **model)
+
+
+def _sdm_and_gdn(
+    measurements: Mapping[str, Measurement],
+    best: Mapping[str, tuple[Layout | None, float]],
+    prefix: str = "",
+    **rows: object,
+) -> dict[str, Variant]:
+    """SDM and GDN in the best form of each, and the same with twice the steps."""
+    made = {}
+    for name, (layout, lr) in best.items():
+        variant = swept(layout, (lr,), prefix, **rows)[lr]
+        longer = swept(layout, (lr,), f"{prefix}longer-", steps=LONGER, **rows)[lr]
+        made[name] = replace(variant, measurements=measurements, seeds=SEEDS)
+        label = f"{variant.label}, twice the steps"
+        made[f"{name}-longer"] = replace(longer, label=label, measurements=measurements, seeds=SEEDS)
+    return made
+
+
+def _attention(name: str, label: str, measurements: Mapping[str, Measurement], **fields: object) -> Variant:
+    return Variant(f"{name}-seed{{seed}}", label, seeded(retrieval, **ATTENTION, **fields), measurements, SEEDS)
+
+
 def models(samples: int = 100) -> dict[str, Variant]:
     """The models that are compared, by architecture."""
-    all_lengths = SHORT.measurements(samples)
-    near = SHORT.measurements(samples, SHORT.far)  # attention's time grows with the square of the length
-    (heads, key_dim), lr = GDN_BEST
-    best = gdn_rates(GDN_BEST[0], (lr,))[lr]
-
-    def variant(name: str, label: str, measurements: dict[str, Measurement], **fields: object) -> Variant:
-        return Variant(f"{name}-seed{{seed}}", label, seeded(retrieval, **fields), measurements, SEEDS)
-
-    longer = {"global_layer": "gdn", "lr": lr, "heads": heads, "key_dim": key_dim, "steps": LONGER}
+    near = SHORT.measurements(samples, 8192)  # attention's time grows with the square of the length
     return {
-        "sdm": variant("sdm", "SDM", all_lengths),
-        "sdm-longer": variant("sdm-longer", "SDM, twice the steps", all_lengths, steps=LONGER),
-        "gdn": replace(best, measurements=all_lengths, seeds=SEEDS),
-        "gdn-longer": variant(f"gdn-{heads}x{key_dim}-longer", f"{best.label}, twice the steps", all_lengths, **longer),
-        "full_attention": variant("attention", "full attention", near, global_layer="full_attention", **ATTENTION),
-        "mixed": variant("mixed", "mixed FA/SDM", near, layer_types=MIXED, **ATTENTION),
+        **_sdm_and_gdn(SHORT.measurements(samples), BEST),
+        "full_attention": _attention("attention", "full attention", near, global_layer="full_attention"),
+        "mixed": _attention("mixed", "mixed FA/SDM", near, layer_types=MIXED),
     }
 
 
-def gdn_rates(layout: tuple[int, int], rates: Sequence[float] = GDN_RATES, **fields: object) -> dict[float, Variant]:
-    """GDN with a layout of its keys, at several learning rates."""
-    heads, key_dim = layout
-    name, label = f"gdn-{heads}x{key_dim}-lr{{lr:g}}-seed{{seed}}", f"GDN, {heads}x{key_dim}"
-    return sweep(name, label, rates, {}, 1, retrieval, "gdn", heads=heads, key_dim=key_dim, **fields)
+def dense_models(samples: int = 100) -> dict[str, Variant]:
+    """The models that are trained with rows of needles only."""
+    measurements = NEEDLES_ONLY.measurements(samples)
+    attention = {"global_layer": "full_attention", **DENSE_ROWS}
+    _, lr = DENSE_BEST["sdm"]
+    small = swept(None, (lr,), f"dense-n{FEW_SLOTS}-", num_slots=FEW_SLOTS, **DENSE_ROWS)[lr]
+    return {
+        **_sdm_and_gdn(measurements, DENSE_BEST, "dense-", **DENSE_ROWS),
+        "sdm-small": replace(small, label=f"SDM, {FEW_SLOTS} slots", measurements=measurements),
+        "full_attention": _attention("dense-attention", "full attention", measurements, **attention),
+    }
 
 
 def wide_models(samples: int = 100) -> dict[str, Variant]:
     """SDM and GDN trained to 2,048 tokens with all tasks; one seed."""
     measurements = WIDE.measurements(samples)
-    other = gdn_rates(GDN_BEST[0], GDN_BEST[1:], **WIDE_ROWS)[GDN_BEST[1]]
     return {
-        "sdm": Variant("wide-sdm", "SDM", seeded(retrieval, **WIDE_ROWS), measurements),
-        "gdn": replace(other, name="wide-gdn", measurements=measurements),
+        name: replace(swept(layout, (lr,), "wide-", **WIDE_ROWS)[lr], measurements=measurements)
+        for name, (layout, lr) in BEST.items()
     }
+
+
+Sweeps = Mapping[str, Mapping[float, Variant]]
+"""By the label of a form: its variants by learning rate."""
+
+
+def _sweeps(
+    forms: Mapping[Layout | None, Sequence[float]], compared: Mapping[str, Variant], prefix: str = "", **rows: object
+) -> Sweeps:
+    """Every form at its rates; those that are compared on RULER are the same runs."""
+    measured = {variant.name: variant for variant in compared.values()}
+    made = {}
+    for layout, rates in forms.items():
+        by_rate = swept(layout, rates, prefix, **rows)
+        label = next(iter(by_rate.values())).label
+        made[label] = {lr: measured.get(variant.name, variant) for lr, variant in by_rate.items()}
+    return made
 
 
 def ruler_study(samples: int = 100) -> Study:
@@ -181,18 +261,20 @@ def ruler_study(samples: int = 100) -> Study:
     Args:
         samples: Samples of each task at lengths near the trained one; longer prompts have fewer.
     """
-    compared, wide = models(samples), wide_models(samples)
-    swept = {layout: gdn_rates(layout) for layout in GDN_LAYOUTS}
-    if GDN_BEST[1] in swept.get(GDN_BEST[0], {}):
-        swept[GDN_BEST[0]][GDN_BEST[1]] = compared["gdn"]
+    compared, dense, wide = models(samples), dense_models(samples), wide_models(samples)
+    sweeps, dense_sweeps = _sweeps(RATES, compared), _sweeps(DENSE_RATES, dense, "dense-", **DENSE_ROWS)
     sections = (
         ruler_section("ruler", "RULER beyond the trained length", SHORT, compared),
-        _sweep_section(swept),
+        _sweep_section("sweep", "Layouts and rates", sweeps),
+        ruler_section("ruler-dense", "Needles only", NEEDLES_ONLY, dense),
+        _sweep_section("sweep-dense", "Layouts and rates with needles only", dense_sweeps),
         ruler_section("ruler-wide", f"Trained to {WIDE.trained:,} tokens", WIDE, wide),
     )
     groups = {
         "compared": every(compared),
-        "GDN's layouts and rates": every(swept),
+        "layouts and rates": every(sweeps),
+        "needles only": every(dense),
+        "layouts and rates with needles only": every(dense_sweeps),
         "trained to 2,048 tokens": every(wide),
     }
     return Study("ruler", "RULER in miniature", LEAD, groups, sections, round_of=by_seed)
@@ -219,30 +301,34 @@ def _mean(
 
 def ruler_section(key: str, title: str, experiment: Experiment, compared: Mapping[str, Variant]) -> Section:
     """Accuracy by task and length for the models of an experiment, and the claims about SDM."""
-    pairs = (("sdm", "gdn"), ("sdm-longer", "gdn-longer"), ("sdm", "full_attention"))
+    pairs = (("sdm", "gdn"), ("sdm-longer", "gdn-longer"), ("sdm", "sdm-small"), ("sdm", "full_attention"))
     rivals = [(compared[ours], compared[rival]) for ours, rival in pairs if {ours, rival} <= compared.keys()]
 
     def against(ours: Variant, rival: Variant, tasks: Sequence[str], length: int) -> Claim:
-        names = " and ".join(_short(task) for task in tasks)
-        quantity = f"{ours.label} - {rival.label}, accuracy on {names} at {length:,} tokens"
+        quantity = f"{ours.label} - {rival.label}, accuracy on {_names(tasks)} at {length:,} tokens"
         paper = "RULER, 1.4B: SDM 31.2%, GDN 20.0%, attention 32.5%"
         measurement = experiment.measured_by(tasks[0], length)
         return accuracy_claim(quantity, paper, ours, rival, accuracy(tasks, length), measurement)
 
     def exhibit(results: StudyResults) -> Exhibit:
-        tables = [table for variant in compared.values() if (table := _table(results, experiment, variant)) is not None]
-        if not tables:
+        if (accuracies := _table(results, experiment, compared.values())) is None:
             return Exhibit()
-        targets, words = _targets(results, experiment, [compared[name] for name in TARGETED if name in compared])
-        notes = (TRAINED_ON, f"Trained lengths end at {experiment.trained:,} tokens: longer ones were never seen.")
-        return Exhibit([targets, *tables], [_chart(key, results, experiment, compared)], notes, words)
+        sdm = [compared[name] for name in TARGETED if name in compared]
+        words = []
+        for tasks, length in experiment.places:
+            mean = _mean(results, experiment, sdm[0], tasks, length)
+            words.append(f"{_names(tasks)} at {length:,} {shown(mean, 1, percent=True)}")
+        tables = [
+            *([_targets(results, experiment, sdm)] if experiment.targets else []),
+            accuracies,
+            _costs(results, compared.values()),
+        ]
+        ends = f"Trained lengths end at {experiment.trained:,} tokens: longer ones were never seen."
+        notes = [note for note in (TRAINED_ON, experiment.note, ends) if note]
+        return Exhibit(
+            tables, [_chart(key, results, experiment, compared)], notes, f"{sdm[0].label}: " + ", ".join(words)
+        )
 
-    near, far = experiment.trained, experiment.far
-    places = [
-        (tasks, length)
-        for tasks, length in (((MULTIKEY,), near), ((MULTIKEY,), far), (SINGLE, far), ((DENSE,), near), ((DENSE,), far))
-        if experiment.measured_by(tasks[0], length)
-    ]
     return Section(
         key,
         title,
@@ -250,7 +336,7 @@ def ruler_section(key: str, title: str, experiment: Experiment, compared: Mappin
         "RULER at level 8, 4k to 131k: SDM 31.2%, GDN 20.0%, attention 32.5%",
         (WRITE_RULE, *RETRIEVAL_DEVIATIONS),
         exhibit=exhibit,
-        claims=[against(*pair, *place) for pair in rivals for place in places],
+        claims=[against(*pair, *place) for pair in rivals for place in experiment.places],
         variants=list(compared.values()),
         measurement="ruler",
     )
@@ -260,40 +346,53 @@ def _short(task: str) -> str:
     return task.removeprefix("niah_")
 
 
-def _targets(results: StudyResults, experiment: Experiment, models: Sequence[Variant]) -> tuple[Table, str]:
+def _names(tasks: Sequence[str]) -> str:
+    return " and ".join(map(_short, tasks))
+
+
+def _targets(results: StudyResults, experiment: Experiment, models: Sequence[Variant]) -> Table:
     """What was asked of SDM before the runs, and whether it was reached."""
-    rows, words = [], []
-    for label, tasks, far, target in TARGETS:
-        length = experiment.far if far else experiment.trained
-        if length not in experiment.all_lengths():
-            continue
+    rows = []
+    for label, tasks, length, target in experiment.targets:
         means = [_mean(results, experiment, model, tasks, length) for model in models]
         verdicts = ["missing" if mean is None else "reached" if mean.value >= target else "missed" for mean in means]
         cells = (f"{shown(mean, 1, percent=True)}: {verdict}" for mean, verdict in zip(means, verdicts, strict=True))
         rows.append((f"{label}, {length:,} tokens", f"{100 * target:.0f}%", *cells))
-        words.append(f"{label} at {length:,} {shown(means[0], 1, percent=True)}")
-    seeds = ", ".join(f"{model.label}: {len(results.by_seed(model, 'ruler'))} of {model.seeds}" for model in models)
-    caption = f"Means over seeds with 95% intervals ({seeds}). Trained to {experiment.trained:,} tokens."
-    columns = ("tasks", "target", *(model.label for model in models))
-    return Table("Targets of SDM", columns, rows, caption), f"{models[0].label}: " + ", ".join(words)
+    caption = f"Means over seeds with 95% intervals. Trained to {experiment.trained:,} tokens."
+    return Table("Targets of SDM", ("tasks", "target", *(model.label for model in models)), rows, caption)
 
 
-def _has(experiment: Experiment, variant: Variant, length: int) -> bool:
-    return any(experiment.measured_by(task, length) in variant.measurements for task in experiment.tasks)
-
-
-def _table(results: StudyResults, experiment: Experiment, variant: Variant) -> Table | None:
-    columns = [length for length in experiment.all_lengths() if _has(experiment, variant, length)]
+def _table(results: StudyResults, experiment: Experiment, models: Iterable[Variant]) -> Table | None:
+    """Accuracy of every model that is measured, by task and length; None if there is none."""
+    measured = {variant: seeds for variant in models if (seeds := len(results.by_seed(variant, "ruler")))}
+    if not measured:
+        return None
     rows = []
     for task in experiment.tasks:
-        means = [_mean(results, experiment, variant, (task,), length) for length in columns]
-        rows.append((_short(task), *("-" if mean is None else shown(mean, 1, percent=True) for mean in means)))
-    if all(cell == "-" for row in rows for cell in row[1:]):
-        return None
-    names = [f"{length:,}{' (trained)' if length <= experiment.trained else ''}" for length in columns]
-    seeds = len(results.by_seed(variant, "ruler"))
-    caption = f"Mean accuracy of {seeds} seed{'s' if seeds != 1 else ''}, with 95% intervals over seeds."
-    return Table(f"RULER: {variant.label}", ("task", *names), rows, caption)
+        for length in experiment.all_lengths():
+            means = [_mean(results, experiment, variant, (task,), length) for variant in measured]
+            if any(means):
+                place = f"{_short(task)}, {length:,}{' (trained)' if length <= experiment.trained else ''}"
+                rows.append((place, *("-" if mean is None else shown(mean, 1, percent=True) for mean in means)))
+    columns = (f"{variant.label} ({seeds} seed{'s' if seeds != 1 else ''})" for variant, seeds in measured.items())
+    caption = "Mean accuracy over seeds with its 95% interval."
+    return Table("RULER by task and length", ("task, tokens", *columns), rows, caption)
+
+
+def _costs(results: StudyResults, models: Iterable[Variant]) -> Table:
+    def loss(results: StudyResults, variant: Variant) -> str:
+        losses = [run.facts.valid_loss for run in results.by_seed(variant).values() if run.facts is not None]
+        return shown(weighted_mean(known)) if (known := [loss for loss in losses if loss is not None]) else "missing"
+
+    columns = {  # of the runs: their vocabulary is not known before
+        "loss": loss,
+        "parameters": fact_cell(lambda facts: f"{facts.parameters:,}"),
+        "M0": fact_cell(lambda facts: f"{facts.initial_state_parameters:,}"),
+        "state": fact_cell(lambda facts: f"{facts.state_elements:,}"),
+        "FLOPs": fact_cell(lambda facts: f"{facts.flops_per_token:,}"),
+    }
+    caption = f"Loss of answers on held-out rows of the training's generator, nats per token. {FORWARD}"
+    return table(results, "Loss, size and cost", models, columns, caption)
 
 
 def _chart(
@@ -315,33 +414,37 @@ def _chart(
     return Grid(key, "RULER by the length of the context", charts, width=3), caption
 
 
-def _sweep_section(layouts: Mapping[tuple[int, int], Mapping[float, Variant]]) -> Section:
+def _sweep_section(key: str, title: str, sweeps: Sweeps) -> Section:
+    columns = sorted({rate for by_rate in sweeps.values() for rate in by_rate})
+
+    def cell(results: StudyResults, variant: Variant | None) -> str:
+        score = None if variant is None else negative_valid_loss(results, variant)
+        return "-" if score is None else f"{-score:.3f}"
+
     def exhibit(results: StudyResults) -> Exhibit:
-        best = {layout: best_rate(results, rates, negative_valid_loss) for layout, rates in layouts.items()}
-        known = {layout: chosen for layout, chosen in best.items() if chosen is not None}
-        if not known:
+        best = {label: best_rate(results, rates, negative_valid_loss) for label, rates in sweeps.items()}
+        if not any(best.values()):
             return Exhibit()
-        rows, losses = [], 0
-        for (heads, key_dim), rates in layouts.items():
-            scores = [negative_valid_loss(results, variant) for variant in rates.values()]
-            losses += sum(score is not None for score in scores)
-            state = next(iter(rates.values())).cost()[0].state_elements
-            cells = ("-" if score is None else f"{-score:.3f}" for score in scores)
-            rows.append((f"{heads}x{key_dim}", f"{state:,}", *cells))
-        heads, key_dim = max(known, key=lambda layout: known[layout].score)
-        chosen = known[heads, key_dim].rate("edge of the sweep")
+        rows = [
+            (label, STATE(results, next(iter(by_rate.values()))), *(cell(results, by_rate.get(lr)) for lr in columns))
+            for label, by_rate in sweeps.items()
+        ]
+        words = (
+            f"{label} {-chosen.score:.3f} at {chosen.rate('edge of the sweep')}"
+            for label, chosen in best.items()
+            if chosen
+        )
         caption = "Loss of answers on held-out rows of the training's generator, nats per token; seed 0."
-        columns = ("heads x key channels", "state", *(f"{rate:g}" for rate in GDN_RATES))
-        summary = f"best of {losses} of {len(every(layouts))}: {heads}x{key_dim} at {chosen}"
-        return Exhibit([Table("GDN's sweep", columns, rows, caption)], summary=summary)
+        names = ("model, heads x key channels", "state", *(f"{rate:g}" for rate in columns))
+        return Exhibit([Table(title, names, rows, caption)], summary="best rates: " + ", ".join(words))
 
     return Section(
-        "sweep",
-        "GDN's layouts and rates",
-        "GDN is compared in its best form, chosen by the loss on held-out rows, never by RULER.",
+        key,
+        title,
+        "SDM and GDN are compared in their best forms, chosen by the loss on held-out rows, never by RULER.",
         "one layout and one rate",
         (WRITE_RULE, *RETRIEVAL_DEVIATIONS),
         exhibit=exhibit,
-        variants=every(layouts),
+        variants=every(sweeps),
         measurement="",
     )

@@ -207,6 +207,7 @@ def retrieval(
     sequence_length: int = 512,
     start_length: int = 128,
     tracking: float = 0.0,
+    dense: float = 0.0,
 ) -> TrainConfig:
     """Retrieval tasks in text, of RULER's kind: numbers hidden in noise and sentences; minutes on a laptop."""
     aided = global_layer != "full_attention"
@@ -231,6 +232,7 @@ def retrieval(
         sequence_length=sequence_length,
         start_length=start_length,
         tracking=tracking,
+        dense=dense,
         batch_size=max(1, 4096 // sequence_length),
         seed=seed,
     )
