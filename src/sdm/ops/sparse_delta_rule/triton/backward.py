@@ -20,8 +20,15 @@ import triton.language as tl
 
 from sdm.ops.sparse_delta_rule.triton.chains import add_later_accesses, add_older_pushes, add_reads_before_writes
 from sdm.ops.sparse_delta_rule.triton.forward import combine, gather
-from sdm.ops.sparse_delta_rule.triton.replay import replay, reset, ring_of, ring_position
-from sdm.ops.sparse_delta_rule.triton.rows import kept_rows
+from sdm.ops.sparse_delta_rule.triton.replay import (
+    INVERTED,
+    load_slots,
+    replay,
+    reset,
+    ring_of,
+    ring_position,
+    rows_to_recover,
+)
 from sdm.ops.sparse_delta_rule.triton.sequences import at_cell, below, sequence_bounds
 
 
@@ -30,11 +37,11 @@ def backward_kernel(  # type: ignore[no-untyped-def]
     write_weight, beta, log_decay, read_weight, cu_seqlens,
     write_slot, prev, next_of_write, factor, keep, after, solve,
     read_slot, seen, next_of_read, mix, depth, length,
-    residual, initial, table, allowance, saved, scales, flags, counts, lowest,
+    residual, initial, table, allowance, saved, scales, places, counts, lowest,
     grad_y, grad_table, grad_value, partial,
     time, begin, low, high, span, rings, limit, N, streams, initial_stride,
     H: tl.constexpr, D: tl.constexpr, W: tl.constexpr, R: tl.constexpr,
-    C: tl.constexpr, WP: tl.constexpr, RP: tl.constexpr, RB: tl.constexpr, S: tl.constexpr,
+    C: tl.constexpr, WP: tl.constexpr, RP: tl.constexpr, S: tl.constexpr,
     SHARE: tl.constexpr, SMALLEST: tl.constexpr, KIND: tl.constexpr,
     PACKED: tl.constexpr, PER_WRITE: tl.constexpr, SLOT_RULE: tl.constexpr, INITIAL: tl.constexpr,
 ):  # fmt: skip
@@ -66,10 +73,13 @@ def backward_kernel(  # type: ignore[no-untyped-def]
         initial += sequence.to(tl.int64) * initial_stride + head.to(tl.int64) * N * D
     allowance += program * N
     lowest += program
-    flags += slab.to(tl.int64) * tokens * H * W
+    places += slab.to(tl.int64) * tokens * H * W
     counts += slab.to(tl.int64) * tokens * H
     ring, capacity = ring_of(sequence, start, end, W, SHARE, C, WP)
     ring = slab.to(tl.int64) * rings * H + ring * H + head * capacity
+    saved += ring * (S // 2 if KIND == "int4" else S)
+    if KIND == "fp8" or KIND == "int4":
+        scales += ring
     width = W + R + 2
     if PER_WRITE:
         width = W + R + W + 1
@@ -77,28 +87,60 @@ def backward_kernel(  # type: ignore[no-untyped-def]
 
     t = tl.arange(0, C)
     i = tl.arange(0, WP)[None, :]
+    j = tl.arange(0, RP)[None, :]
     at = (t * H * W)[:, None] + i
+    at_r = (t * H * R)[:, None] + j
     at_channel = (t * H * D)[:, None] + channel[None, :]
     transposed = (t * H * C)[None, :] + t[:, None]
+    bottom = start + down_to * C
+    top = start + (upto - 1) * C
+    oldest = tl.load(lowest)
+    next_code = load_slots(write_slot, top, upto > down_to, end, head, at, t, i, H, W, WP)
+    next_code_r = load_slots(read_slot, top, upto > down_to, end, head, at_r, t, j, H, R, RP)
+    next_count = tl.load(counts + top * H + head, mask=upto > down_to, other=0)
+    next_how = tl.load(at_cell(places, top, head, H, W) + at, mask=next_code >= 0, other=0)
     for reverse in range(upto - down_to):
-        chunk = upto - 1 - reverse
-        first = start + chunk * C
-        newest = chunk == chunks - 1
-        gone = newest
-        if not newest:
-            gone = tl.load(counts + first * H + head) < tl.load(lowest)
-        if gone:
+        first = top - reverse * C
+        newest = upto - reverse == chunks
+        code, code_r, how, count = next_code, next_code_r, next_how, next_count
+        last = code >= 0
+        if newest | (count < oldest):
             if not newest:
                 reset(table, initial, allowance, channel, lane, N, D, C * WP, INITIAL)
                 tl.debug_barrier()
-            count = replay(
-                first + 1, start, end, head, channel, lane, ring, capacity,
+            oldest = replay(
+                first + 1, start, end, head, channel, lane, capacity,
                 write_weight, beta, write_slot, prev, factor, keep, depth, residual,
-                table, allowance, saved, scales, flags, counts,
+                table, allowance, saved, scales, places, counts,
                 H, D, W, limit, C, WP, S, SMALLEST, KIND,
-            )  # fmt: skip
-            tl.store(lowest, count - capacity)
+            ) - capacity.to(count.dtype)  # fmt: skip
+            tl.store(lowest, oldest)
             tl.debug_barrier()
+            count = tl.load(counts + first * H + head)
+            how = tl.load(at_cell(places, first, head, H, W) + at, mask=last, other=0)
+
+        # All rows of the chunk are asked for at once, and the slots of the chunk before it.
+        live = first + t < end
+        there = live[:, None] & below(i, W, WP)
+        there_r = live[:, None] & below(j, R, RP)
+        there_channel = live[:, None] & lane[None, :]
+        begins = code_r >= 0
+        inverted = last & (how == INVERTED)
+        gradient = gather(grad_table, code, there, channel, lane, D)
+        rows = rows_to_recover(
+            code, how, ring_position(capacity, count, how.to(count.dtype) - 1),
+            channel, lane, table, saved, scales, D, S, KIND, ACC,
+        )  # fmt: skip
+        if C == 1:
+            rows_r = gather(table, code_r, there_r, channel, lane, D)
+            gradient_r = gather(grad_table, code_r, begins, channel, lane, D)
+        before = first - C
+        next_code = load_slots(write_slot, before, before >= bottom, end, head, at, t, i, H, W, WP)
+        next_code_r = load_slots(read_slot, before, before >= bottom, end, head, at_r, t, j, H, R, RP)
+        next_count = tl.load(counts + before * H + head, mask=before >= bottom, other=0)
+        next_how = tl.load(
+            at_cell(places, before, head, H, W) + at, mask=(before >= bottom) & below(i, W, WP), other=0
+        )
 
         weights = at_cell(write_weight, first, head, H, W)
         factors = at_cell(factor, first, head, H, W)
@@ -113,30 +155,26 @@ def backward_kernel(  # type: ignore[no-untyped-def]
         parts = at_cell(partial, first, head, H, width)
         earlier = tl.load(depth + first * H + head)
         later = tl.load(length + first * H + head)
-
-        live = first + t < end
-        there = live[:, None] & below(i, W, WP)
-        there_channel = live[:, None] & lane[None, :]
-        code = tl.load(at_cell(write_slot, first, head, H, W) + at, mask=there, other=-1)
-        last = code >= 0
         weight = tl.load(weights + at, mask=there, other=0).to(ACC)
+        own = tl.load(factors + at, mask=there, other=1)
         strength = tl.load(strengths + t * H, mask=live, other=0).to(ACC)
         error = tl.load(errors + at_channel, mask=there_channel, other=0)
         asked = tl.load(grads_y + at_channel, mask=there_channel, other=0).to(ACC)
+        push = weight * strength[:, None]
 
         # The gradient of the residual and of the value.
-        gradient = gather(grad_table, code, there, channel, lane, D)
         gradient *= tl.load(at_cell(after, first, head, H, W) + at, mask=there, other=0)[:, :, None]
-        grad_error = tl.sum((weight * strength[:, None])[:, :, None] * gradient, 1)
+        grad_error = tl.sum(push[:, :, None] * gradient, 1)
         mixed = tl.load(at_cell(mix, first, head, H, C) + transposed, mask=live[None, :], other=0)
         grad_error += combine(mixed, asked)
         if not SLOT_RULE:
             solved = tl.load(at_cell(solve, first, head, H, C) + transposed, mask=live[None, :], other=0)
             grad_error = combine(solved, grad_error)
         tl.store(grads_value + at_channel, grad_error, mask=there_channel)
+        # Everybody has gathered the rows that are overwritten below, and can read the gradients of the values.
         tl.debug_barrier()
 
-        # The gradient of each row after its write.
+        # The gradient of each row after its write, and before it.
         if later > 0:
             following = tl.load(nexts + at, mask=there, other=-1).to(tl.int32)
             gradient = add_later_accesses(
@@ -145,37 +183,44 @@ def backward_kernel(  # type: ignore[no-untyped-def]
                 H, D, W, R, C, WP, RP, SLOT_RULE, ACC,
             )  # fmt: skip
         by_push = tl.sum(gradient * error[:, None, :], 2)
+        if not SLOT_RULE:
+            gradient -= weight[:, :, None] * grad_error[:, None, :]
+        opens = there
+        if C > 1:
+            opens = there & (tl.load(links + at, mask=there, other=-1) < 0)
+        slot = tl.where(last, code, -1 - code).to(tl.int64)
+        address = grad_table + slot[:, :, None] * D + channel[None, None, :]
+        tl.store(address, own[:, :, None] * gradient, mask=opens[:, :, None] & lane[None, None, :])
 
         # Each row before its write. `content` is first what earlier writes of the chunk pushed, then all.
         content = tl.zeros((C, WP, S), ACC)
         left = tl.full((C, WP), 1, ACC)
-        if earlier > 0:
-            number = tl.load(links + at, mask=there, other=-1).to(tl.int32)
-            content, left = add_older_pushes(
-                content, left, number, earlier, channel, lane, weights, strengths, factors, links, errors,
-                H, W, D, WP, ACC,
-            )  # fmt: skip
-        own = tl.load(factors + at, mask=there, other=1)
-        how = tl.load(at_cell(flags, first, head, H, W) + at, mask=last, other=0)
-        inverted = last & (how == 0)
-        rows = gather(table, code, inverted, channel, lane, D)
-        rows -= own[:, :, None] * content
-        rows -= (weight * strength[:, None])[:, :, None] * error[:, None, :]
-        rows *= (1 / tl.load(at_cell(keep, first, head, H, W) + at, mask=inverted, other=1))[:, :, None]
-        copied = how == 1
-        place = tl.reshape(tl.cumsum(tl.reshape(copied.to(tl.int32), (C * WP,)), 0), (C, WP)) - 1
-        position = ring_position(ring, capacity, tl.load(counts + first * H + head), place)
-        restored = kept_rows(position, copied, lane, saved, scales, S, KIND, ACC)
-        rows = tl.where(inverted[:, :, None], rows, restored)
+        if C > 1:
+            if earlier > 0:
+                number = tl.load(links + at, mask=there, other=-1).to(tl.int32)
+                content, left = add_older_pushes(
+                    content, left, number, earlier, channel, lane, weights, strengths, factors, links, errors,
+                    H, W, D, WP, ACC,
+                )  # fmt: skip
+        pushed = own[:, :, None] * content + push[:, :, None] * error[:, None, :]
+        kept = tl.load(at_cell(keep, first, head, H, W) + at, mask=inverted, other=1)
+        rows = tl.where(inverted[:, :, None], (rows - pushed) * (1 / kept)[:, :, None], rows)
         address = table + code.to(tl.int64)[:, :, None] * D + channel[None, None, :]
         tl.store(address, rows, mask=last[:, :, None] & lane[None, None, :])
+        # Everybody can read the rows of the chunk's start, and the gradients before its writes.
         tl.debug_barrier()
-        rows = tl.where(last[:, :, None], rows, gather(table, code, there & (last == 0), channel, lane, D))
+        if C > 1:
+            rows_r = gather(table, code_r, there_r, channel, lane, D)
+            gradient_r = gather(grad_table, code_r, begins, channel, lane, D)
+            rows = tl.where(last[:, :, None], rows, gather(table, code, there & (last == 0), channel, lane, D))
+        elif later > 0:
+            rows_r = gather(table, code_r, there_r, channel, lane, D)
         content += left[:, :, None] * rows
 
+        # The gradients of weights and gates.
         grad_weight = by_push
+        by_factor = tl.sum(gradient * content, 2)
         if SLOT_RULE:
-            by_factor = tl.sum(gradient * content, 2)
             if PER_WRITE:
                 decay = tl.exp(tl.load(at_cell(log_decay, first, head, H, W) + at, mask=there, other=0).to(ACC))
             else:
@@ -184,13 +229,7 @@ def backward_kernel(  # type: ignore[no-untyped-def]
             by_push -= decay * by_factor
             grad_weight = strength[:, None] * by_push
         else:
-            gradient -= weight[:, :, None] * grad_error[:, None, :]
-            by_factor = tl.sum(gradient * content, 2)
             grad_weight = strength[:, None] * by_push - own * tl.sum(grad_error[:, None, :] * content, 2)
-        opens = there & (tl.load(links + at, mask=there, other=-1) < 0)
-        slot = tl.where(last, code, -1 - code).to(tl.int64)
-        address = grad_table + slot[:, :, None] * D + channel[None, None, :]
-        tl.store(address, own[:, :, None] * gradient, mask=opens[:, :, None] & lane[None, None, :])
         part = t * H * width
         tl.store(parts + part[:, None] + i, grad_weight, mask=there)
         by_factor = tl.where(there, own * by_factor, 0)
@@ -199,34 +238,26 @@ def backward_kernel(  # type: ignore[no-untyped-def]
         else:
             tl.store(parts + part + W + R, tl.sum(by_factor, 1), mask=live)
         tl.store(parts + part + width - 1, tl.sum(tl.where(there, weight * by_push, 0), 1), mask=live)
-        tl.debug_barrier()
 
-        for block in range(0, RP, RB):
-            j = block + tl.arange(0, RB)[None, :]
-            there_r = live[:, None] & below(j, R, RP)
-            at_r = (t * H * R)[:, None] + j
-            code_r = tl.load(at_cell(read_slot, first, head, H, R) + at_r, mask=there_r, other=-1)
-            content_r = tl.zeros((C, RB, S), ACC)
-            left_r = tl.full((C, RB), 1, ACC)
-            if earlier > 0:
-                newest_write = tl.load(at_cell(seen, first, head, H, R) + at_r, mask=there_r, other=-1).to(tl.int32)
-                content_r, left_r = add_older_pushes(
-                    content_r, left_r, newest_write, earlier, channel, lane, weights, strengths, factors, links, errors,
-                    H, W, D, WP, ACC,
-                )  # fmt: skip
-            content_r += left_r[:, :, None] * gather(table, code_r, there_r, channel, lane, D)
-            tl.store(parts + part[:, None] + W + j, tl.sum(content_r * asked[:, None, :], 2), mask=there_r)
-
-            begins = code_r >= 0
-            weight_r = tl.load(weights_r + at_r, mask=there_r, other=0).to(ACC)
-            gradient_r = gather(grad_table, code_r, begins, channel, lane, D)
-            gradient_r += weight_r[:, :, None] * asked[:, None, :]
-            if later > 0:
-                following_r = tl.load(nexts_r + at_r, mask=begins, other=-1).to(tl.int32)
-                gradient_r = add_reads_before_writes(
-                    gradient_r, following_r, later, channel, lane, weights_r, nexts_r, grads_y,
-                    H, D, R, C, WP, RP, ACC,
-                )  # fmt: skip
-            address_r = grad_table + code_r.to(tl.int64)[:, :, None] * D + channel[None, None, :]
-            tl.store(address_r, gradient_r, mask=begins[:, :, None] & lane[None, None, :])
+        # Reads.
+        weight_r = tl.load(weights_r + at_r, mask=there_r, other=0).to(ACC)
+        gradient_r += weight_r[:, :, None] * asked[:, None, :]
+        if C > 1 and later > 0:
+            following_r = tl.load(nexts_r + at_r, mask=begins, other=-1).to(tl.int32)
+            gradient_r = add_reads_before_writes(
+                gradient_r, following_r, later, channel, lane, weights_r, nexts_r, grads_y,
+                H, D, R, C, WP, RP, ACC,
+            )  # fmt: skip
+        address_r = grad_table + code_r.to(tl.int64)[:, :, None] * D + channel[None, None, :]
+        tl.store(address_r, gradient_r, mask=begins[:, :, None] & lane[None, None, :])
+        if earlier > 0:
+            content_r = tl.zeros((C, RP, S), ACC)
+            left_r = tl.full((C, RP), 1, ACC)
+            seen_write = tl.load(at_cell(seen, first, head, H, R) + at_r, mask=there_r, other=-1).to(tl.int32)
+            content_r, left_r = add_older_pushes(
+                content_r, left_r, seen_write, earlier, channel, lane, weights, strengths, factors, links, errors,
+                H, W, D, WP, ACC,
+            )  # fmt: skip
+            rows_r = content_r + left_r[:, :, None] * rows_r
+        tl.store(parts + part[:, None] + W + j, tl.sum(rows_r * asked[:, None, :], 2), mask=there_r)
         tl.debug_barrier()

@@ -45,14 +45,16 @@ def add_later_accesses(  # type: ignore[no-untyped-def]
     product = tl.full((number.shape[0], number.shape[1]), 1, ACC)
     for _ in range(steps):
         read = number >= C * WP
-        written = (number >= 0) & (number < C * WP)
-        token = number // WP * H
-        at = token * W + number % WP
-        product *= tl.load(factor + at, mask=written, other=1)
-        following = tl.load(next_of_write + at, mask=written, other=-1).to(tl.int32)
-        if not SLOT_RULE:
-            taken = product * tl.load(write_weight + at, mask=written, other=0).to(ACC)
-            gradient -= taken[:, :, None] * vectors(grad_value, token, D, channel, written, lane)
+        following = tl.full(number.shape, -1, tl.int32)
+        if C > 1:  # after a token's own write only its own read can come
+            written = (number >= 0) & (number < C * WP)
+            token = number // WP * H
+            at = token * W + number % WP
+            product *= tl.load(factor + at, mask=written, other=1)
+            following = tl.load(next_of_write + at, mask=written, other=-1).to(tl.int32)
+            if not SLOT_RULE:
+                taken = product * tl.load(write_weight + at, mask=written, other=0).to(ACC)
+                gradient -= taken[:, :, None] * vectors(grad_value, token, D, channel, written, lane)
         token = (number - C * WP) // RP * H
         at = token * R + (number - C * WP) % RP
         asked = product * tl.load(read_weight + at, mask=read, other=0).to(ACC)

@@ -222,7 +222,6 @@ def forward(
             C=layout.C,
             WP=layout.WP,
             RP=layout.RP,
-            RB=layout.RB,
             S=layout.S,
             **problem.options,
             **layout.options,
@@ -289,7 +288,7 @@ class Gradients(NamedTuple):
     read_weight: Tensor
     table: Tensor  # [S,H,N,D]; of documents that share tables their sum [H,N,D], or nothing of use without grad_initial
     kept: Tensor  # [slabs,B,T,H] how many rows were kept before each chunk's first token
-    flags: Tensor  # [slabs,B,T,H,W] how each row was restored, where it was written last in its chunk
+    places: Tensor  # [slabs,B,T,H,W] how each row was recovered, where it was written last in its chunk; see replay.py
 
 
 def backward(
@@ -313,6 +312,9 @@ def backward(
     if grad_initial and len(groups) > 1:
         total = value.new_zeros((max(tables // heads, 1), heads, problem.num_slots, channels), dtype=dtype)
 
+    # Writes of a row, and offsets within the ring of rows that are kept of them.
+    counted = torch.int32 if (time * sizes["W"] + C * layout.WP) * layout.S < 2**31 else torch.int64
+
     def scratch(*shape: int, kind: torch.dtype = dtype) -> Tensor:
         return value.new_empty(shape, dtype=kind)
 
@@ -323,8 +325,8 @@ def backward(
         torch.empty_like(tokens.log_decay),
         torch.empty_like(tokens.read_weight),
         problem.table(grad_table, dtype, tables),
-        scratch(slabs, batch, time, heads, kind=torch.int64),
-        scratch(slabs, batch, time, heads, sizes["W"], kind=torch.int8),
+        scratch(slabs, batch, time, heads, kind=counted),
+        scratch(slabs, batch, time, heads, sizes["W"], kind=torch.int16),
     )
     if traced or value.numel() == 0:
         return outputs
@@ -358,9 +360,9 @@ def backward(
         "allowance": value.new_full((slabs * tables, problem.num_slots), torch.inf, dtype=dtype),
         "saved": scratch(slabs, rings * heads, width, kind=KINDS[plan.kind] or dtype),
         "scales": scratch(slabs, rings * heads) if plan.kind in ("fp8", "int4") else None,
-        "flags": outputs.flags,
+        "places": outputs.places,
         "counts": outputs.kept,
-        "lowest": scratch(slabs * tables, kind=torch.int64),
+        "lowest": scratch(slabs * tables, kind=counted),
         "grad_y": torch.zeros_like(value) if grad_y is None else grad_y.contiguous(),
         "grad_table": outputs.table,
         "grad_value": outputs.value,
@@ -371,7 +373,6 @@ def backward(
         "initial_stride": 0 if initial is None or initial.dim() == 3 else initial.stride(0),
         "WP": layout.WP,
         "RP": layout.RP,
-        "RB": layout.RB,
         "S": layout.S,
         "SHARE": share,
         "SMALLEST": layout.S * torch.finfo(dtype).tiny,

@@ -53,7 +53,6 @@ class Layout:
     RP: int
     J: int  # accesses of a chunk, rounded up
     S: int  # channels of a program
-    RB: int  # reads at a time
     warps: int
 
     @property
@@ -73,13 +72,12 @@ class Layout:
         C = CHUNK
         while C > 1 and accesses < C * (WP + RP):
             C //= 2
-        tile = 4 * accesses
-        S = max(tile // (C * WP), 2)
-        if C * WP * SECTOR <= 8192:
+        rows, tile = C * max(WP, RP), 4 * accesses
+        S = max(tile // rows, 2)
+        if rows * SECTOR <= 8192:
             S = max(S, SECTOR)
         S = max(min(S, 32, power(channels)), 2)
-        RB = min(RP, max(tile // (C * S), 16))
-        return Layout(C, WP, RP, power(C * (WP + RP)), S, RB, max(min(C * max(WP, RB) * S // NUMBERS, 16), 1))
+        return Layout(C, WP, RP, power(C * (WP + RP)), S, max(min(rows * S // NUMBERS, 16), 1))
 
     @staticmethod
     def for_streams(writes: int, reads: int, channels: int, limits: Accesses, streams: int) -> Layout:

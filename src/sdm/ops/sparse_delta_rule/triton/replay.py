@@ -15,10 +15,14 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from sdm.ops.sparse_delta_rule.triton.chains import add_older_pushes, vectors
+from sdm.ops.sparse_delta_rule.triton.chains import vectors
 from sdm.ops.sparse_delta_rule.triton.forward import gather
-from sdm.ops.sparse_delta_rule.triton.rows import keep_rows
+from sdm.ops.sparse_delta_rule.triton.rows import keep_rows, kept_rows
 from sdm.ops.sparse_delta_rule.triton.sequences import at_cell, below
+
+# How the row before a write is recovered: 0 by inversion, -1 it is zero, n > 0 it is the n-th kept row of its chunk.
+INVERTED = tl.constexpr(0)
+ZERO = tl.constexpr(-1)
 
 
 @triton.jit
@@ -28,13 +32,38 @@ def ring_of(sequence, start, end, W, SHARE: tl.constexpr, C: tl.constexpr, WP: t
 
 
 @triton.jit
-def ring_position(ring, capacity, count, place):  # type: ignore[no-untyped-def]
-    """Where the row goes that is kept as number `place` [C,X] of a chunk, after `count` rows.
+def ring_position(capacity, count, place):  # type: ignore[no-untyped-def]
+    """Where in its ring the row is that is kept as number `place` [C,X] of a chunk, after `count` rows.
 
-    A chunk has fewer rows than the ring, and 32 bits hold a ring.
+    A chunk has fewer rows than the ring. Counts are of 32 bits where those hold every offset within a ring.
     """
-    at = (count % capacity).to(tl.int32) + place
-    return ring + tl.where(at >= capacity.to(tl.int32), at - capacity.to(tl.int32), at)
+    size = capacity.to(count.dtype)
+    at = count % size + place
+    return tl.where(at >= size, at - size, at)
+
+
+@triton.jit
+def load_slots(slots, first, wanted, end, head, at, t, x, H, X: tl.constexpr, XP: tl.constexpr):  # type: ignore[no-untyped-def]
+    """[C,XP]: the slots of the chunk that begins at `first`; -1 where there are none, or the chunk is not wanted."""
+    there = (first + t < end) & wanted
+    return tl.load(at_cell(slots, first, head, H, X) + at, mask=there[:, None] & below(x, X, XP), other=-1)
+
+
+@triton.jit
+def rows_to_recover(  # type: ignore[no-untyped-def]
+    code, how, position, channel, lane, table, saved, scales, D, S: tl.constexpr, KIND: tl.constexpr, ACC: tl.constexpr
+):
+    """[C,X,S]: rows after the chunk that are inverted, rows of its start that were kept, and zeros."""
+    copied = (code >= 0) & (how > 0)
+    if KIND == "planned":
+        of_table = table + code.to(tl.int64)[:, :, None] * D + channel[None, None, :]
+        of_ring = saved + position[:, :, None] * S + tl.arange(0, S)[None, None, :]
+        wanted = (code >= 0) & (how != ZERO)
+        address = tl.where(copied[:, :, None], of_ring, of_table)
+        rows = tl.load(address, mask=wanted[:, :, None] & lane[None, None, :], other=0)
+    else:
+        rows = kept_rows(position, copied, lane, saved, scales, S, KIND, ACC)
+    return rows
 
 
 @triton.jit
@@ -53,9 +82,9 @@ def reset(table, initial, allowance, channel, lane, N, D, BLOCK: tl.constexpr, I
 
 @triton.jit
 def replay(  # type: ignore[no-untyped-def]
-    stop, start, end, head, channel, lane, ring, capacity,
+    stop, start, end, head, channel, lane, capacity,
     write_weight, beta, write_slot, prev, factor, keep, depth, residual,
-    table, allowance, saved, scales, flags, counts,
+    table, allowance, saved, scales, places, counts,
     H, D, W, limit,
     C: tl.constexpr, WP: tl.constexpr, S: tl.constexpr, SMALLEST: tl.constexpr, KIND: tl.constexpr,
 ):  # fmt: skip
@@ -64,7 +93,8 @@ def replay(  # type: ignore[no-untyped-def]
     t = tl.arange(0, C)
     i = tl.arange(0, WP)[None, :]
     at = (t * H * W)[:, None] + i
-    count = start * 0
+    count = (start * 0).to(counts.dtype.element_ty)
+    following = load_slots(write_slot, start, start < stop, end, head, at, t, i, H, W, WP)
     for first in range(start, stop, C):
         weights = at_cell(write_weight, first, head, H, W)
         factors = at_cell(factor, first, head, H, W)
@@ -72,55 +102,53 @@ def replay(  # type: ignore[no-untyped-def]
         strengths = at_cell(beta, first, head, H, 1)
         errors = at_cell(residual, first, head, H, D)
         live = first + t < end
-        code = tl.load(at_cell(write_slot, first, head, H, W) + at, mask=live[:, None] & below(i, W, WP), other=-1)
+        code = following
         last = code >= 0
         rows = gather(table, code, last, channel, lane, D)
+        left = tl.load(allowance + code, mask=last, other=0)
+        # The slots of the next chunk are known when its rows are asked for.
+        following = load_slots(write_slot, first + C, first + C < stop, end, head, at, t, i, H, W, WP)
         kept = tl.load(at_cell(keep, first, head, H, W) + at, mask=last, other=1)
         push = tl.load(weights + at, mask=last, other=0).to(ACC)
         push *= tl.load(strengths + t * H, mask=live, other=0).to(ACC)[:, None]
         error = tl.load(errors + (t * H * D)[:, None] + channel[None, :], mask=live[:, None] & lane[None, :], other=0)
         size = tl.sum(tl.abs(rows), 2)
         pushed = tl.abs(push) * tl.sum(tl.abs(error), 1)[:, None]
-        steps = tl.load(depth + first * H + head)
-        number = tl.where(last, tl.load(links + at, mask=last, other=-1).to(tl.int32), -1)
-        product = tl.load(factors + at, mask=number >= 0, other=0)
-        for _ in range(steps):
-            hit = number >= 0
-            token = number // WP * H
-            at_p = token * W + number % WP
-            push_p = tl.abs(product * tl.load(weights + at_p, mask=hit, other=0).to(ACC))
-            push_p *= tl.abs(tl.load(strengths + token, mask=hit, other=0).to(ACC))
-            pushed += push_p * tl.sum(tl.abs(vectors(errors, token, D, channel, hit, lane)), 2)
-            product *= tl.load(factors + at_p, mask=hit, other=1)
-            number = tl.load(links + at_p, mask=hit, other=-1).to(tl.int32)
+        after = kept[:, :, None] * rows + push[:, :, None] * error[:, None, :]
+        if C > 1:
+            steps = tl.load(depth + first * H + head)
+            number = tl.where(last, tl.load(links + at, mask=last, other=-1).to(tl.int32), -1)
+            product = tl.load(factors + at, mask=number >= 0, other=0)
+            for _ in range(steps):
+                hit = number >= 0
+                token = number // WP * H
+                at_p = token * W + number % WP
+                older = product * tl.load(weights + at_p, mask=hit, other=0).to(ACC)
+                older *= tl.load(strengths + token, mask=hit, other=0).to(ACC)
+                errors_p = vectors(errors, token, D, channel, hit, lane)
+                after += older[:, :, None] * errors_p
+                pushed += tl.abs(older) * tl.sum(tl.abs(errors_p), 2)
+                product *= tl.load(factors + at_p, mask=hit, other=1)
+                number = tl.load(links + at_p, mask=hit, other=-1).to(tl.int32)
 
-        left = tl.load(allowance + code, mask=last, other=0)
-        # Everybody has read the rows and allowances that are overwritten below.
-        tl.debug_barrier()
         # Comparisons with NaN are false: what is not a number is kept.
         shrunk = tl.abs(kept)
         left = shrunk * tl.where(limit * size < left, limit * size, left) - (shrunk * size + pushed + SMALLEST)
         inverted = (left > 0) & (shrunk >= SMALLEST)
         if KIND != "planned":
             inverted = last & (size < 0)
-        tl.store(allowance + code, tl.where(inverted, left, float("inf")), mask=last)
         # A row of zeros needs no copy.
-        how = tl.where(inverted, 0, tl.where(size == 0, 2, 1))
-        tl.store(at_cell(flags, first, head, H, W) + at, how.to(tl.int8), mask=last)
-        copied = last & (how == 1)
-        place = tl.reshape(tl.cumsum(tl.reshape(copied.to(tl.int32), (C * WP,)), 0), (C, WP)) - 1
+        copied = last & (inverted == 0) & (size != 0)
+        place = tl.reshape(tl.cumsum(tl.reshape(copied.to(tl.int32), (C * WP,)), 0), (C, WP))
+        how = tl.where(inverted, INVERTED, tl.where(copied, place, ZERO))
+        tl.store(at_cell(places, first, head, H, W) + at, how.to(tl.int16), mask=last)
         tl.store(counts + first * H + head, count)
-        keep_rows(rows, ring_position(ring, capacity, count, place), copied, lane, saved, scales, S, KIND)
+        keep_rows(rows, ring_position(capacity, count, place - 1), copied, lane, saved, scales, S, KIND)
         count += tl.sum(copied.to(tl.int32))
-
-        rows = kept[:, :, None] * rows + push[:, :, None] * error[:, None, :]
-        if steps > 0:
-            number = tl.where(last, tl.load(links + at, mask=last, other=-1).to(tl.int32), -1)
-            own = tl.load(factors + at, mask=number >= 0, other=0)
-            rows, product = add_older_pushes(
-                rows, own, number, steps, channel, lane, weights, strengths, factors, links, errors, H, W, D, WP, ACC
-            )
+        # Everybody has read the rows and allowances that are overwritten.
+        tl.debug_barrier()
+        tl.store(allowance + code, tl.where(inverted, left, float("inf")), mask=last)
         address = table + code.to(tl.int64)[:, :, None] * D + channel[None, None, :]
-        tl.store(address, rows, mask=last[:, :, None] & lane[None, None, :])
+        tl.store(address, after, mask=last[:, :, None] & lane[None, None, :])
         tl.debug_barrier()
     return count
