@@ -119,6 +119,18 @@ def backward_kernel(  # type: ignore[no-untyped-def]
             count = tl.load(counts + first * H + head)
             how = tl.load(at_cell(places, first, head, H, W) + at, mask=last, other=0)
 
+        weights = at_cell(write_weight, first, head, H, W)
+        factors = at_cell(factor, first, head, H, W)
+        links = at_cell(prev, first, head, H, W)
+        nexts = at_cell(next_of_write, first, head, H, W)
+        strengths = at_cell(beta, first, head, H, 1)
+        errors = at_cell(residual, first, head, H, D)
+        weights_r = at_cell(read_weight, first, head, H, R)
+        nexts_r = at_cell(next_of_read, first, head, H, R)
+        grads_y = at_cell(grad_y, first, head, H, D)
+        grads_value = at_cell(grad_value, first, head, H, D)
+        parts = at_cell(partial, first, head, H, width)
+
         # All rows of the chunk are asked for at once, and the slots of the chunk before it.
         live = first + t < end
         there = live[:, None] & below(i, W, WP)
@@ -131,7 +143,9 @@ def backward_kernel(  # type: ignore[no-untyped-def]
             code, how, ring_position(capacity, count, how.to(count.dtype) - 1),
             channel, lane, table, saved, scales, D, S, KIND, ACC,
         )  # fmt: skip
+        weight_r = tl.load(weights_r + at_r, mask=there_r, other=0).to(ACC)
         if C == 1:
+            # A token reads what it leaves, and of the gradients those of slots that it does not write.
             rows_r = gather(table, code_r, there_r, channel, lane, D)
             gradient_r = gather(grad_table, code_r, begins, channel, lane, D)
         before = first - C
@@ -142,17 +156,6 @@ def backward_kernel(  # type: ignore[no-untyped-def]
             at_cell(places, before, head, H, W) + at, mask=(before >= bottom) & below(i, W, WP), other=0
         )
 
-        weights = at_cell(write_weight, first, head, H, W)
-        factors = at_cell(factor, first, head, H, W)
-        links = at_cell(prev, first, head, H, W)
-        nexts = at_cell(next_of_write, first, head, H, W)
-        strengths = at_cell(beta, first, head, H, 1)
-        errors = at_cell(residual, first, head, H, D)
-        weights_r = at_cell(read_weight, first, head, H, R)
-        nexts_r = at_cell(next_of_read, first, head, H, R)
-        grads_y = at_cell(grad_y, first, head, H, D)
-        grads_value = at_cell(grad_value, first, head, H, D)
-        parts = at_cell(partial, first, head, H, width)
         earlier = tl.load(depth + first * H + head)
         later = tl.load(length + first * H + head)
         weight = tl.load(weights + at, mask=there, other=0).to(ACC)
@@ -161,6 +164,12 @@ def backward_kernel(  # type: ignore[no-untyped-def]
         error = tl.load(errors + at_channel, mask=there_channel, other=0)
         asked = tl.load(grads_y + at_channel, mask=there_channel, other=0).to(ACC)
         push = weight * strength[:, None]
+        part = t * H * width
+        if C == 1:
+            tl.store(parts + part[:, None] + W + j, tl.sum(rows_r * asked[:, None, :], 2), mask=there_r)
+            gradient_r += weight_r[:, :, None] * asked[:, None, :]
+            address_r = grad_table + code_r.to(tl.int64)[:, :, None] * D + channel[None, None, :]
+            tl.store(address_r, gradient_r, mask=begins[:, :, None] & lane[None, None, :])
 
         # The gradient of the residual and of the value.
         gradient *= tl.load(at_cell(after, first, head, H, W) + at, mask=there, other=0)[:, :, None]
@@ -207,14 +216,12 @@ def backward_kernel(  # type: ignore[no-untyped-def]
         rows = tl.where(inverted[:, :, None], (rows - pushed) * (1 / kept)[:, :, None], rows)
         address = table + code.to(tl.int64)[:, :, None] * D + channel[None, None, :]
         tl.store(address, rows, mask=last[:, :, None] & lane[None, None, :])
-        # Everybody can read the rows of the chunk's start, and the gradients before its writes.
-        tl.debug_barrier()
         if C > 1:
+            # Everybody can read the rows of the chunk's start, and the gradients before its writes.
+            tl.debug_barrier()
             rows_r = gather(table, code_r, there_r, channel, lane, D)
             gradient_r = gather(grad_table, code_r, begins, channel, lane, D)
             rows = tl.where(last[:, :, None], rows, gather(table, code, there & (last == 0), channel, lane, D))
-        elif later > 0:
-            rows_r = gather(table, code_r, there_r, channel, lane, D)
         content += left[:, :, None] * rows
 
         # The gradients of weights and gates.
@@ -230,7 +237,6 @@ def backward_kernel(  # type: ignore[no-untyped-def]
             grad_weight = strength[:, None] * by_push
         else:
             grad_weight = strength[:, None] * by_push - own * tl.sum(grad_error[:, None, :] * content, 2)
-        part = t * H * width
         tl.store(parts + part[:, None] + i, grad_weight, mask=there)
         by_factor = tl.where(there, own * by_factor, 0)
         if PER_WRITE:
@@ -239,25 +245,24 @@ def backward_kernel(  # type: ignore[no-untyped-def]
             tl.store(parts + part + W + R, tl.sum(by_factor, 1), mask=live)
         tl.store(parts + part + width - 1, tl.sum(tl.where(there, weight * by_push, 0), 1), mask=live)
 
-        # Reads.
-        weight_r = tl.load(weights_r + at_r, mask=there_r, other=0).to(ACC)
-        gradient_r += weight_r[:, :, None] * asked[:, None, :]
-        if C > 1 and later > 0:
-            following_r = tl.load(nexts_r + at_r, mask=begins, other=-1).to(tl.int32)
-            gradient_r = add_reads_before_writes(
-                gradient_r, following_r, later, channel, lane, weights_r, nexts_r, grads_y,
-                H, D, R, C, WP, RP, ACC,
-            )  # fmt: skip
-        address_r = grad_table + code_r.to(tl.int64)[:, :, None] * D + channel[None, None, :]
-        tl.store(address_r, gradient_r, mask=begins[:, :, None] & lane[None, None, :])
-        if earlier > 0:
-            content_r = tl.zeros((C, RP, S), ACC)
-            left_r = tl.full((C, RP), 1, ACC)
-            seen_write = tl.load(at_cell(seen, first, head, H, R) + at_r, mask=there_r, other=-1).to(tl.int32)
-            content_r, left_r = add_older_pushes(
-                content_r, left_r, seen_write, earlier, channel, lane, weights, strengths, factors, links, errors,
-                H, W, D, WP, ACC,
-            )  # fmt: skip
-            rows_r = content_r + left_r[:, :, None] * rows_r
-        tl.store(parts + part[:, None] + W + j, tl.sum(rows_r * asked[:, None, :], 2), mask=there_r)
+        if C > 1:
+            gradient_r += weight_r[:, :, None] * asked[:, None, :]
+            if later > 0:
+                following_r = tl.load(nexts_r + at_r, mask=begins, other=-1).to(tl.int32)
+                gradient_r = add_reads_before_writes(
+                    gradient_r, following_r, later, channel, lane, weights_r, nexts_r, grads_y,
+                    H, D, R, C, WP, RP, ACC,
+                )  # fmt: skip
+            address_r = grad_table + code_r.to(tl.int64)[:, :, None] * D + channel[None, None, :]
+            tl.store(address_r, gradient_r, mask=begins[:, :, None] & lane[None, None, :])
+            if earlier > 0:
+                content_r = tl.zeros((C, RP, S), ACC)
+                left_r = tl.full((C, RP), 1, ACC)
+                seen_write = tl.load(at_cell(seen, first, head, H, R) + at_r, mask=there_r, other=-1).to(tl.int32)
+                content_r, left_r = add_older_pushes(
+                    content_r, left_r, seen_write, earlier, channel, lane, weights, strengths, factors, links, errors,
+                    H, W, D, WP, ACC,
+                )  # fmt: skip
+                rows_r = content_r + left_r[:, :, None] * rows_r
+            tl.store(parts + part[:, None] + W + j, tl.sum(rows_r * asked[:, None, :], 2), mask=there_r)
         tl.debug_barrier()
