@@ -15,7 +15,6 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from sdm.ops.sparse_delta_rule.triton.chains import add_older_pushes
 from sdm.ops.sparse_delta_rule.triton.sequences import at_cell, below, sequence_bounds
 
 
@@ -32,6 +31,35 @@ def gather(table, code, there, channel, lane, D):  # type: ignore[no-untyped-def
     slot = tl.where(code < 0, -1 - code, code).to(tl.int64)
     address = table + slot[:, :, None] * D + channel[None, None, :]
     return tl.load(address, mask=there[:, :, None] & lane[None, None, :], other=0)
+
+
+@triton.jit
+def vectors(pointer, token, stride, channel, wanted, lane):  # type: ignore[no-untyped-def]
+    """[C,X,S]: the vectors of the tokens [C,X] that are wanted, zeros elsewhere."""
+    at = (token * stride)[:, :, None] + channel[None, None, :]
+    return tl.load(pointer + at, mask=wanted[:, :, None] & lane[None, None, :], other=0)
+
+
+@triton.jit
+def add_older_pushes(  # type: ignore[no-untyped-def]
+    content, product, number, steps, channel, lane, write_weight, beta, factor, prev, residual,
+    H, W, D, WP: tl.constexpr, ACC: tl.constexpr,
+):  # fmt: skip
+    """Walk along the writes of a slot within a chunk, newest first.
+
+    Write i of token t has the number t*WP + i. Pointers are to the chunk's first token, so that offsets within it fit
+    into 32 bits. Returns content [C,X,S] plus the pushes of the writes that `number` [C,X] names and of those before
+    them, each times the factors since and `product`; and the product of all these factors.
+    """
+    for _ in range(steps):
+        hit = number >= 0
+        token = number // WP * H
+        at = token * W + number % WP
+        push = tl.load(write_weight + at, mask=hit, other=0).to(ACC) * tl.load(beta + token, mask=hit, other=0).to(ACC)
+        content += (product * push)[:, :, None] * vectors(residual, token, D, channel, hit, lane)
+        product *= tl.load(factor + at, mask=hit, other=1)
+        number = tl.load(prev + at, mask=hit, other=-1).to(tl.int32)
+    return content, product
 
 
 @triton.jit(do_not_specialize=["time", "begin"])

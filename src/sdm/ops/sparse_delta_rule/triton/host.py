@@ -126,15 +126,13 @@ class Links(NamedTuple):
     next_of_write: Tensor  # number of the access after
     factor: Tensor  # what the write leaves of its row
     keep: Tensor  # product of the factors from the chunk's start
-    after: Tensor  # product of the factors to the chunk's end
     solve: Tensor  # [C]
     read_slot: Tensor  # -1 - slot where an earlier access of the chunk is to the same slot
     seen: Tensor  # number of the newest write that the read sees
-    next_of_read: Tensor
     read_keep: Tensor
     mix: Tensor  # [C]
     depth: Tensor  # [1], at a chunk's first token: how many writes a walk back meets at most
-    length: Tensor  # [1], the same for a walk forward over all accesses
+    length: Tensor  # [1], the same: how many accesses of its slot come after an access at most
 
 
 def prepare(problem: Problem, layout: Layout) -> Links:
@@ -144,8 +142,8 @@ def prepare(problem: Problem, layout: Layout) -> Links:
     W, R, C = sizes["W"], sizes["R"], layout.C
 
     kinds = {"i4": torch.int32, "i2": torch.int16, "f": dtype}
-    arrays = [(W, kind) for kind in ("i4", "i2", "i2", "f", "f", "f")] + [(C, "f")]
-    arrays += [(R, kind) for kind in ("i4", "i2", "i2", "f")] + [(C, "f"), (1, "i4"), (1, "i4")]
+    arrays = [(W, kind) for kind in ("i4", "i2", "i2", "f", "f")] + [(C, "f")]
+    arrays += [(R, kind) for kind in ("i4", "i2", "f")] + [(C, "f"), (1, "i4"), (1, "i4")]
     lead = tokens.value.shape[:3]
     links = Links(*(tokens.value.new_empty((*lead, size), dtype=kinds[kind]) for size, kind in arrays))
     programs = problem.chunks(C) * sizes["H"]
@@ -287,8 +285,8 @@ class Gradients(NamedTuple):
     log_decay: Tensor
     read_weight: Tensor
     table: Tensor  # [S,H,N,D]; of documents that share tables their sum [H,N,D], or nothing of use without grad_initial
-    kept: Tensor  # [slabs,B,T,H] how many rows were kept before each chunk's first token
-    places: Tensor  # [slabs,B,T,H,W] how each row was recovered, where it was written last in its chunk; see replay.py
+    kept: Tensor  # [slabs,B,T,H] how many rows were kept before each token
+    places: Tensor  # [slabs,B,T,H,W] how each row was recovered, see rows.py
 
 
 def backward(
@@ -305,7 +303,7 @@ def backward(
     tokens, layout, dtype, sizes = problem.tokens, problem.layout(BACKWARD), problem.dtype, problem.sizes
     value, cu_seqlens = tokens.value, problem.cu_seqlens
     batch, time, heads, channels = value.shape
-    slabs, C = -(-channels // layout.S), layout.C
+    slabs = -(-channels // layout.S)
     traced = is_traced(value)
     groups = [(0, problem.streams)] if traced else problem.groups(layout, share_tables=grad_table is None)
     tables, total = groups[0][1], None
@@ -313,7 +311,7 @@ def backward(
         total = value.new_zeros((max(tables // heads, 1), heads, problem.num_slots, channels), dtype=dtype)
 
     # Writes of a row, and offsets within the ring of rows that are kept of them.
-    counted = torch.int32 if (time * sizes["W"] + C * layout.WP) * layout.S < 2**31 else torch.int64
+    counted = torch.int32 if (time * sizes["W"] + layout.WP) * layout.S < 2**31 else torch.int64
 
     def scratch(*shape: int, kind: torch.dtype = dtype) -> Tensor:
         return value.new_empty(shape, dtype=kind)
@@ -326,34 +324,30 @@ def backward(
         torch.empty_like(tokens.read_weight),
         problem.table(grad_table, dtype, tables),
         scratch(slabs, batch, time, heads, kind=counted),
-        scratch(slabs, batch, time, heads, sizes["W"], kind=torch.int16),
+        scratch(slabs, batch, time, heads, sizes["W"], kind=torch.int8 if layout.WP < 128 else torch.int16),
     )
     if traced or value.numel() == 0:
         return outputs
     links = prepare(problem, layout)
     share = plan.share if plan.kind == "planned" else 1
-    rings = batch * time * sizes["W"] // share + problem.sequences * C * layout.WP
+    rings = batch * time * sizes["W"] // share + problem.sequences * layout.WP
     width = layout.S // 2 if plan.kind == "int4" else layout.S
     initial = problem.initial_state
     gates = sizes["W"] if problem.per_write else 1
     parts = sizes["W"] + sizes["R"] + gates + 1
-    # Whole chunks of all rows, or of the one that documents are packed into.
     rows = batch if cu_seqlens is None else 1
     token_bytes = slabs * rows * heads * parts * outputs.value.element_size()
-    window = max(PARTS // token_bytes // C, 1) * C
-    window = min(window, -(-time // C) * C)
+    window = min(max(PARTS // token_bytes, 1), time)
     shared: dict[str, Any] = {
         "cu_seqlens": cu_seqlens,
-        "partial": scratch(slabs, rows, window + C, heads, parts),
-        "span": window + C,
-        "C": C,
+        "partial": scratch(slabs, rows, window, heads, parts),
+        "span": window,
         "PER_WRITE": problem.per_write,
         **{name: sizes[name] for name in ("time", "H", "W", "R")},
     }
     arguments: dict[str, Any] = {
         **{name: getattr(tokens, name) for name in ("write_weight", "beta", "log_decay", "read_weight")},
-        **_chosen(links, "write_slot prev next_of_write factor keep after solve"),
-        **_chosen(links, "read_slot seen next_of_read mix depth length"),
+        **_chosen(links, "write_slot next_of_write factor read_slot mix length"),
         "residual": residual.contiguous(),
         "initial": initial,
         "table": problem.table(initial, dtype, tables),
@@ -389,9 +383,10 @@ def backward(
             launch(_kernel("backward"), (slabs * count,), **shared, **bounds, **arguments, streams=count)
             launch(
                 _kernel("reduce"),
-                (problem.chunks(C) * heads,),
+                (problem.chunks(layout.C) * heads,),
                 **shared,
                 **bounds,
+                C=layout.C,
                 documents=problem.sequences,
                 count=count,
                 grad_write_weight=outputs.write_weight,

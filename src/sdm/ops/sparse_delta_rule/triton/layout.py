@@ -33,9 +33,8 @@ class Accesses(NamedTuple):
     many: int
 
 
-# Backward keeps more per row, and larger chunks would not fit into registers.
 FORWARD = Accesses(2048, 1024, 256)
-BACKWARD = Accesses(512, 512, 128)
+BACKWARD = Accesses(1, 1, 1)  # a token
 _forced: str | None = None
 
 
