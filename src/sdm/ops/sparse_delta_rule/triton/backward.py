@@ -11,9 +11,9 @@ dy the gradient of the output, e the residual, and q_i the weight with which the
     G_i    = f_i (Gamma_i - k_i dv) at the slots that are written, G_j + q_j dy at those that are only read
 
 A token's rows are asked for at once, and its slots while the token after it is worked on: what is left to wait for is
-memory. Chunks of several tokens would share that wait, but their walks along slots that tokens share cost more than they
-save, and registers (docs/performance.md). Sums over channels are sums over programs: each leaves its part, and
-`reduce.py` adds them up in order.
+memory. Chunks of several tokens would share that wait, but walks along the slots that their tokens share cost more than
+they save (docs/performance.md). Sums over channels are sums over programs: each leaves its part, and `reduce.py` adds
+them up in order.
 """
 
 from __future__ import annotations

@@ -174,24 +174,21 @@ def prepare(problem: Problem, layout: Layout) -> Links:
     return links
 
 
-def forward(
-    problem: Problem, in_place: bool = False, final: bool = True, table_dtype: torch.dtype | None = None
-) -> tuple[Tensor, Tensor, Tensor]:
+def forward(problem: Problem, in_place: bool = False, final: bool = True) -> tuple[Tensor, Tensor, Tensor]:
     """Output, table after the last token, residual. In place the initial state [B,H,N,D] is the table.
 
-    Without `final` the table holds nothing of use, and packed documents may share it. A table that is not in the dtype
-    of the arithmetic is rounded at the end of each chunk.
+    Without `final` the table holds nothing of use, and packed documents may share it.
     """
 
     problem = problem.prepared()
     tokens, layout, dtype = problem.tokens, problem.layout(FORWARD), problem.dtype
-    table, table_dtype = problem.initial_state if in_place else None, table_dtype or dtype
+    table = problem.initial_state if in_place else None
     if is_traced(tokens.value):
-        table = problem.table(problem.initial_state, table_dtype) if table is None else table
+        table = problem.table(problem.initial_state, dtype) if table is None else table
         return torch.empty_like(tokens.value), table, torch.empty_like(tokens.value, dtype=dtype)
     groups = problem.groups(layout, share_tables=not (final or in_place))
     if table is None:
-        table = problem.table(problem.initial_state, table_dtype, groups[0][1])
+        table = problem.table(problem.initial_state, dtype, groups[0][1])
     y, residual = torch.empty_like(tokens.value), torch.empty_like(tokens.value, dtype=dtype)
     if y.numel() == 0:
         return y, table, residual

@@ -2,7 +2,8 @@
 
 A program owns S channels of a sequence and walks its chunks of C tokens. It keeps the rows that a chunk writes in
 registers, 16 numbers of a tile [C,W,S] in each thread. What limits it is waiting: for memory, and for its own warps at
-barriers. Three layouts wait less, by the latency model of benchmarks/triton_model.py:
+barriers. Backward takes one token at a time. Three layouts let forward wait less, by the latency model of
+benchmarks/triton_model.py:
 
 - Fewest programs: each has a multiprocessor of its own and may take all of its registers. The largest chunks.
 - Few programs: large chunks, so that a program asks for many rows at once. The multiprocessors are not full, and a
