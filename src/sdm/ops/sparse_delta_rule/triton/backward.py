@@ -104,7 +104,6 @@ def backward_kernel(  # type: ignore[no-untyped-def]
                 H, D, W, limit, WP, S, SMALLEST, KIND,
             ) - capacity.to(count.dtype)  # fmt: skip
             tl.store(lowest, oldest)
-            tl.debug_barrier()
             how = tl.load(at_cell(places, token, head, H, W) + i, mask=there, other=0)
             count = tl.load(at_cell(counts, token, head, H, 1))
 
