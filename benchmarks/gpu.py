@@ -3,11 +3,11 @@
 python -m benchmarks.gpu [--output gpu.json] [--levels 1 8] [--batches 1 8 16]
 
 Correctness first: every backend against the reference, outputs, final states and gradients, in the layouts that models
-use, with uniform, Zipf and product-key slots, packed and in bfloat16; the gated delta rule; sliding-window attention
-against a CPU. Nothing is timed if that fails. Then times of the
-sparse delta rule and its decode step at the sizes of the paper's ladder, as ratios to flash-linear-attention's gated
-delta rule (if installed) and to PyTorch's attention, and a decode and a training step captured in a CUDA graph.
-Everything goes into a JSON file that you can send in.
+use, with uniform, Zipf and product-key slots, packed and in bfloat16; the decode step; the gated delta rule;
+sliding-window attention against a CPU. Nothing is timed if that fails. Then times of the sparse delta rule and its
+decode step at the sizes of the paper's ladder, packed and in bfloat16 too: beside what the latency model says, and as
+ratios to flash-linear-attention's gated delta rule (if installed) and to PyTorch's attention. A decode and a training
+step are captured in a CUDA graph. Everything goes into a JSON file that you can send in.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
-from benchmarks._triton_cases import draw_slots
+from benchmarks._triton_cases import ACCESSES, DTYPES, draw_slots
 from torch import Tensor
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
@@ -35,6 +35,7 @@ import sdm
 from sdm import ops
 from sdm.models.cost import LEVELS
 from sdm.ops.triton.availability import description
+from sdm.plan.kernel_time import GPUS, MemoryCall
 
 TOLERANCE = {torch.float32: 1e-4, torch.bfloat16: 3e-2}
 """Of the largest difference to the reference, relative to the largest number."""
@@ -128,12 +129,28 @@ def difference(case: Case, device: str, backend: str) -> float:
     )
 
 
+def step_difference(case: Case, device: str, backend: str) -> float:
+    """The largest relative difference of a decode step to the reference, over output and state."""
+    lead, results = (case.batch, case.heads), []
+    for name in ("reference", backend):
+        tokens = tokens_of(lead, case.slots, case.channels, case.accesses, device, False, case.drawn, case.dtype)
+        size = math.prod(lead) * case.slots * case.channels
+        state = torch.linspace(-1, 1, size).view(*lead, case.slots, case.channels).to(device, case.dtype)
+        y = ops.sparse_delta_step_(state, *tokens, update=case.update, backend=name)
+        results.append([y, state])
+    return max(
+        float((got.float() - wanted.float()).abs().max() / wanted.float().abs().max())
+        for wanted, got in zip(*results, strict=True)
+    )
+
+
 def correctness(device: str, backends: list[str], cases: list[Case]) -> dict[str, float]:
     """The largest difference of each backend to the reference, as a multiple of what is tolerated."""
     worst = dict.fromkeys(backends, 0.0)
     for backend in backends:
         for case in cases:
-            worst[backend] = max(worst[backend], difference(case, device, backend) / TOLERANCE[case.dtype])
+            error = max(difference(case, device, backend), step_difference(case, device, backend))
+            worst[backend] = max(worst[backend], error / TOLERANCE[case.dtype])
         for n, k in ((48, 40), (192, 64)):
             scores = torch.randn(50, 2 * n, generator=torch.Generator().manual_seed(0)).to(device)
             wanted, selected = (ops.product_key_topk(scores, k, backend=name)[1] for name in ("reference", backend))
@@ -221,15 +238,19 @@ def both_ways(run: Callable[[], Tensor], leaves: list[Tensor]) -> dict[str, Call
 
 
 def candidates(
-    width: int, heads: int, slots: int, time: int, accesses: int, device: str, backend: str, batch: int, drawn: str
-) -> dict[str, Any]:
-    """The memory at this width, and what it is compared with, in bfloat16 but for the memory."""
-    tokens = tokens_of((batch, time, heads), slots, width // heads, accesses, device, True, drawn)
+    width: int, heads: int, slots: int, time: int, accesses: int, device: str, backend: str, batch: int, drawn: str,
+    dtype: str = "float32", documents: int = 0,
+) -> dict[str, Any]:  # fmt: skip
+    """The memory at this width, and what it is compared with, in bfloat16 but for the memory.
+
+    Documents are packed into one row of the memory; the others have the row as it is.
+    """
+    tokens = tokens_of((batch, time, heads), slots, width // heads, accesses, device, True, drawn, DTYPES[dtype])
+    bounds = torch.linspace(0, time, documents + 1).round().to(device, torch.int64) if documents else None
     table = torch.zeros(heads, slots, width // heads, device=device, requires_grad=True)
     leaves = [x for x in (*tokens, table) if x.requires_grad]
-    found = {
-        "sdm": both_ways(lambda: ops.sparse_delta_rule(*tokens, initial_state=table, backend=backend)[0], leaves),
-    }
+    rule = partial(ops.sparse_delta_rule, *tokens, initial_state=table, cu_seqlens=bounds, backend=backend)
+    found = {"sdm": both_ways(lambda: rule()[0], leaves)}
     half = torch.bfloat16 if device != "cpu" else torch.float32
     size = min(128, width)
     query, key, value = (
@@ -258,9 +279,20 @@ def candidates(
     return found
 
 
+def modelled(device: str, sizes: dict[str, Any]) -> dict[str, list[float]]:
+    """Seconds of forward and backward by the latency model, from the least to the most, if it knows the GPU."""
+    gpu = next((gpu for name, gpu in GPUS.items() if name in device), None)
+    if gpu is None:
+        return {}
+    call = MemoryCall(sizes["batch"], sizes["time"], sizes["heads"], sizes["width"] // sizes["heads"])
+    return {name: [x.low, x.high] for name, x in zip(("forward", "backward"), call.seconds(gpu), strict=True)}
+
+
 def ratios(device: str, backend: str, **sizes: Any) -> dict[str, Any]:
     """Times of forward, training and decoding at these sizes, beside those of other ops. What fails says why."""
     result: dict[str, Any] = {"sizes": sizes, "decode step": decode_seconds(device, backend, sizes)}
+    if device == "cuda" and sizes["accesses"] == ACCESSES:
+        result["modelled"] = modelled(torch.cuda.get_device_name(), sizes)
     peers = candidates(device=device, backend=backend, **sizes)
     for way in ("forward", "forward + backward"):
         times, failed = {}, {}
@@ -360,7 +392,9 @@ def main() -> int:
     for level in options.levels:
         width, heads = LEVELS[level].hidden_size, LEVELS[level].num_memory_heads
         sizes = {"width": width, "heads": heads, "slots": (width // (4 * heads)) ** 2}
-        sizes |= {"time": options.time, "accesses": 64}
+        sizes |= {"time": options.time, "accesses": ACCESSES}
+        one = {**sizes, "batch": 1, "drawn": SLOTS[0]}
+        levels += [{**one, "dtype": "bfloat16"}, {**one, "documents": 12}]
         for batch in options.batches:
             levels += [{**sizes, "batch": batch, "drawn": drawn} for drawn in (SLOTS if batch == 1 else SLOTS[:1])]
     result = report(device, ["triton", "chunked"], levels, SMALL + SHIPPED)

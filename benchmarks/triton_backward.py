@@ -1,5 +1,4 @@
-"""What backward keeps of old rows in the Triton kernels, and how exact outputs and gradients are beside those of
-snapshots and of tables in bfloat16.
+"""What backward keeps of old rows in the Triton kernels, and how exact gradients are beside those of snapshots.
 
 python -m benchmarks.triton_backward [--time 512] [--no-table]
 
@@ -31,7 +30,6 @@ NAMES = {
     "bf16": "snapshots in bfloat16",
     "fp8": "snapshots in fp8",
     "int4": "snapshots in int4",
-    "table": "planned inversion, forward on tables in bfloat16",
 }
 
 
@@ -66,27 +64,21 @@ def compare(time: int, channels: int = 8, accesses: int = ACCESSES) -> dict[str,
     """For each way: rows kept, relative to one for each write, the error of the output and that of gradients."""
     from sdm.ops.sparse_delta_rule.triton import ROUNDING_LIMIT, SHARE
     from sdm.ops.sparse_delta_rule.triton.host import Plan, Problem, backward, forward
-    from sdm.ops.sparse_delta_rule.triton.layout import BACKWARD
 
     tokens, table = inputs(time, channels, accesses)
     grad_y = torch.randn(1, time, 1, channels, generator=torch.Generator().manual_seed(1))
     expected = reference(tokens, table, grad_y)
     problem = Problem(tokens, table, time, None, False)
-    # Counts are of the rows before a chunk: the last chunk is left out of the share.
-    chunk = problem.layout(BACKWARD).C
-    counted = (time - 1) // chunk * chunk
+    y, _, residual = forward(problem)
     found = {}
     for name in NAMES:
-        rounded = name == "table"
-        y, _, residual = forward(problem, table_dtype=torch.bfloat16 if rounded else None)
-        plan = Plan(ROUNDING_LIMIT, SHARE, "planned" if rounded else name)
-        grads = backward(problem, plan, residual, grad_y, None)
+        grads = backward(problem, Plan(ROUNDING_LIMIT, SHARE, name), residual, grad_y, None)
         results = {"y": y, **grads._asdict()}
         errors = {
             x: float((results[x].view_as(wanted) - wanted).abs().max() / wanted.abs().max())
             for x, wanted in expected.items()
         }
-        kept = float(grads.kept[:, 0, counted].double().mean()) / (counted * accesses)
+        kept = float(grads.kept[:, 0, -1].double().mean()) / ((time - 1) * accesses)
         found[name] = kept, errors.pop("y"), max(errors.values())
     return found
 

@@ -69,6 +69,7 @@ LEVELS = {1: (1, 768), 8: (2, 960), 13: (2, 1920)}
 
 CASES: dict[str, Case] = {
     "one block": Case(T=9, N=96, D=8),
+    "one block, backward of several warps": Case(T=4, W=256, R=256, N=384, D=8, decay=60.0, share=10**9),
     "one block, packed, one table": Case(T=9, N=96, D=8, documents=(0, 5, 9), one_table=True),
     "W = R = 4": Case(B=2, T=21, H=2, W=4, R=4, N=16, D=6),
     "packed, slot rule": Case(T=22, W=3, R=5, N=11, D=6, update="slot", per_write=True, documents=(0, 3, 3, 22)),

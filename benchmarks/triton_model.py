@@ -39,6 +39,7 @@ from sdm.ops.triton.launch import Launch
 from sdm.plan.kernel_time import GPU, GPUS, STORED, Estimate, Kernel, stored_kernels
 
 BEGIN, END = "<!-- model: made by benchmarks/triton_model.py -->", "<!-- end of model -->"
+NAMES = layout.Accesses._fields  # of layouts
 LENGTHS = (16, 48)  # tokens that are emulated
 GATED_LENGTHS = (128, 256)  # of the gated delta rule: chunks of 64
 CHANNELS = 32  # of the emulated call: blocks own equal slabs, so that one of them shows all
@@ -182,7 +183,7 @@ def store(gpus: list[str], levels: list[int]) -> None:
             selection = {kernel: x.stored() for kernel, x in selection_kernels(level, GPUS[name]).items()}
             stored["kernels"].setdefault(name, {})[f"{heads}x{channels}"] = {
                 chosen: {kernel: x.stored() for kernel, x in kernels(level, GPUS[name], chosen).items()} | selection
-                for chosen in (layout.Accesses._fields if level in SMALLEST else ("few", "many"))
+                for chosen in (NAMES if level in SMALLEST else ("few", "many"))
             }
             print(f"{name}, level {level}: {heads} x {channels}", flush=True)
             write_stored(stored)
@@ -282,26 +283,23 @@ def details(level: int, gpu: GPU, layout_name: str, zipf: bool = False) -> list[
     return lines
 
 
-LEAST_BLOCKS = {"fewest": 1, "few": 2, "many": 8}
-"""Of a multiprocessor, by layout, forward and backward."""
-MOST_BARRIERS = {
-    "forward_kernel": {"fewest": 3, "few": 6, "many": 17},
-    "backward_kernel": {"fewest": 36, "few": 36, "many": 38},
-}
-"""Per token."""
+LEAST_BLOCKS = {"forward_kernel": {"fewest": 1, "few": 2, "many": 8}, "backward_kernel": dict.fromkeys(NAMES, 8)}
+"""Of a multiprocessor, by layout."""
+MOST_BARRIERS = {"forward_kernel": {"fewest": 3, "few": 6, "many": 17}, "backward_kernel": dict.fromkeys(NAMES, 28)}
+"""Per token, by layout."""
 
 
 def problems(level: int, gpu: GPU) -> list[str]:
     """What is worse than the layouts were chosen for: registers spilled, blocks of a multiprocessor, barriers."""
     result = []
-    for chosen, least in LEAST_BLOCKS.items():
+    for chosen in NAMES:
         for name, kernel in kernels(level, gpu, chosen).items():
             if kernel.spilled:
                 result.append(f"{name} spills {kernel.spilled} bytes")
             if name in MOST_BARRIERS:
                 blocks = gpu.resident(kernel.threads, kernel.registers, kernel.shared)
                 barriers = kernel.usage.barriers
-                if blocks < least:
+                if blocks < LEAST_BLOCKS[name][chosen]:
                     result.append(f"{name}, {chosen}: {blocks} blocks of a multiprocessor")
                 if barriers > MOST_BARRIERS[name][chosen]:
                     result.append(f"{name}, {chosen}: {barriers:.1f} barriers per token")
@@ -342,7 +340,7 @@ def main() -> int:
     if options.details:
         for name in options.gpus:
             for level in options.levels:
-                for chosen in layout.Accesses._fields:
+                for chosen in NAMES:
                     print(f"{name}, level {level}, W = R = {ACCESSES}, {chosen} programs")
                     print(*details(level, GPUS[name], chosen), sep="\n", flush=True)
         return 0

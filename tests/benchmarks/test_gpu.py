@@ -22,12 +22,23 @@ def test_everything_but_the_graphs_runs_on_a_cpu() -> None:
     from benchmarks import gpu
 
     cases = [*gpu.SMALL, gpu.Case(time=9, slots=64, drawn="zipf", dtype=torch.bfloat16)]
-    result = gpu.report("cpu", ["chunked"], [SIZES], cases)
+    packed = {**SIZES, "batch": 1, "documents": 3, "dtype": "bfloat16"}
+    result = gpu.report("cpu", ["chunked"], [SIZES, packed], cases)
     assert result["right"], result
     assert 0 < result["difference / tolerance"]["chunked"] < 1
-    assert result["ratios"][0]["decode step"] > 0
-    for way in ("forward", "forward + backward"):
-        assert result["ratios"][0][way]["sdm / other"]["sdpa"] > 0
+    for timed in result["ratios"]:
+        assert timed["decode step"] > 0
+        for way in ("forward", "forward + backward"):
+            assert timed[way]["sdm / other"]["sdpa"] > 0
+
+
+def test_the_model_stands_beside_what_is_measured() -> None:
+    from benchmarks import gpu
+
+    sizes = {"batch": 8, "time": 8192, "heads": 1, "width": 768}
+    for low, high in gpu.modelled("NVIDIA H100 80GB HBM3", sizes).values():
+        assert 0 < low <= high < 0.2
+    assert gpu.modelled("AMD Instinct MI300X", sizes) == {}
 
 
 def test_nothing_is_timed_where_numbers_are_wrong(monkeypatch: pytest.MonkeyPatch) -> None:

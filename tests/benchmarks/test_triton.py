@@ -34,12 +34,8 @@ def test_planned_inversion_beside_snapshots() -> None:
     from benchmarks.triton_backward import compare
 
     found = compare(time=40, channels=4, accesses=4)
-    rounded = found.pop("table")
     assert found["planned"][2] <= 1e-5
     assert found["planned"][0] < found["bf16"][0] <= 1
     errors = [error for *_, error in found.values()]
     assert errors == sorted(errors)
-    # Tables in bfloat16 are rounded at every write; backward inverts in float32 all the same.
-    assert rounded[0] == pytest.approx(found["planned"][0], rel=0.1)
-    assert found["planned"][1] <= 1e-6 < 1e-4 < rounded[1] < 2e-2
-    assert 1e-4 < rounded[2] < 2e-2
+    assert found["planned"][1] <= 1e-6

@@ -69,7 +69,7 @@ def test_prefill_and_decode_read_no_value(stack: str, monkeypatch: pytest.Monkey
         assert model(ids(2, tokens), past_key_values=cache).logits.shape[:2] == (2, tokens)
 
 
-@pytest.mark.parametrize("stack", ["sdm", "gdn", "deltanet", "kda", "pkm", "full_attention", "mixed", "shifted"])
+@pytest.mark.parametrize("stack", STEPPING)
 def test_packed_training_reads_no_value(stack: str) -> None:
     model = meta_model(stack, **WIDE)
     model(ids(1, 12), labels=ids(1, 12), cu_seqlens=ids(4)).loss.backward()

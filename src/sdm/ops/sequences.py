@@ -9,14 +9,14 @@ from __future__ import annotations
 import itertools
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import Generic, Protocol, Self, TypeVar
+from typing import Generic, NamedTuple, Protocol, Self, TypeVar
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
 from sdm.ops import backends
-from sdm.ops.checks import compute_dtype, document_bounds
+from sdm.ops.checks import compute_dtype, document_bounds, has_values
 
 BLOCK = 16  # tokens whose decays per channel are written out, pair by pair
 
@@ -89,6 +89,80 @@ def run_documents(
     ]
     outputs, states = zip(*documents, strict=True)
     return torch.cat(outputs, dim=1), torch.cat(states)
+
+
+class PackedChunks(NamedTuple):
+    """Packed documents laid out into chunks on their device, so that nothing waits for it.
+
+    Shapes: T time, S documents, G chunks: as many as S documents can take at most.
+    """
+
+    place: Tensor
+    """[G*C] where each place of each chunk finds its token; T: padding."""
+    slot: Tensor
+    """[T] where each token went."""
+    chunks: Tensor
+    """[S+1] the chunks at which documents begin."""
+
+    @staticmethod
+    def of(cu_seqlens: Tensor, time: int, chunk: int, device: torch.device) -> PackedChunks:
+        """Lay out documents. Offsets are checked on a CPU; elsewhere nobody looks at them."""
+        if cu_seqlens.is_cpu and has_values(cu_seqlens):
+            document_bounds(cu_seqlens, time)
+        return PackedChunks.of_any_bounds(cu_seqlens, time, chunk, device)
+
+    @staticmethod
+    def of_any_bounds(cu_seqlens: Tensor, time: int, chunk: int, device: torch.device) -> PackedChunks:
+        """The same for offsets that may make no sense. In ascending order and within the row they lead nowhere else."""
+        count = cu_seqlens.numel() - 1
+        bounds = cu_seqlens.to(device, torch.int64).clamp(0, time).cummax(0).values
+        chunks = torch.cat((bounds.new_zeros(1), ((bounds.diff() + chunk - 1) // chunk).cumsum(0)))
+        group = torch.arange(time // chunk + count, device=device)
+        document = torch.bucketize(group, chunks[1:], right=True)
+        known = document.clamp(max=count - 1)
+        start = bounds[known] + (group - chunks[known]) * chunk
+        place = start.unsqueeze(-1) + torch.arange(chunk, device=device)
+        used = (document < count).unsqueeze(-1) & (place < bounds[known + 1].unsqueeze(-1))
+        token = torch.arange(time, device=device)
+        of = torch.bucketize(token, bounds[1:], right=True).clamp(max=count - 1)
+        slot = (chunks[of] * chunk + token - bounds[of]).clamp(0, len(group) * chunk - 1)
+        return PackedChunks(torch.where(used, place, time).flatten(), slot, chunks)
+
+    def pad(self, tokens: TokensT) -> TokensT:
+        """Tokens [1,T,...] in chunks [1,G*C,...]. A row of zeros at the end serves every padding place."""
+        make: Callable[..., TokensT] = type(tokens)
+        return make(*(torch.cat((x, x.new_zeros(1, 1, *x.shape[2:])), dim=1)[:, self.place] for x in tokens))
+
+
+def carry_states(decay: Tensor, added: Tensor, initial: Tensor, chunks: Tensor | None) -> tuple[Tensor, Tensor]:
+    """Run state <- decay * state + added over chunks.
+
+    Args:
+        decay: [B,H,G,...], added: [B,H,G,N,D].
+        initial: states [S,H,N,D] of the batch rows, or of the documents packed in one row.
+        chunks: `PackedChunks.chunks`, the chunks at which documents begin.
+
+    Returns:
+        The state before each chunk [B,H,G,N,D], and the final states [S,H,N,D].
+    """
+    state, befores, afters = initial, [], [initial]
+    if chunks is not None:
+        group = torch.arange(added.shape[2], device=added.device)
+        document = torch.bucketize(group, chunks[1:], right=True).clamp(max=len(initial) - 1)
+        begins = (group == chunks[document]).view(-1, 1, 1, 1, 1)
+        firsts, state = initial[document].unsqueeze(1), initial[:1]
+    for place, (factor, addition) in enumerate(zip(decay.unbind(2), added.unbind(2), strict=True)):
+        if chunks is not None:
+            state = torch.where(begins[place], firsts[place], state)
+        befores.append(state)
+        state = factor * state + addition
+        afters.append(state)
+    before = torch.stack(befores, dim=2)
+    if chunks is None:
+        return before, state
+    # A document without tokens has no chunk, and ends as it began.
+    last = torch.cat(afters[1:])[(chunks[1:] - 1).clamp(min=0)]
+    return before, torch.where((chunks.diff() > 0).view(-1, 1, 1, 1), last, initial)
 
 
 def segment_sums(log_decay: Tensor) -> Tensor:

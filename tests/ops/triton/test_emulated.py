@@ -55,8 +55,8 @@ def test_all_layouts(target: str) -> None:
 # Barriers that nobody misses are those beside one that Triton adds itself, for the exchange of a tile or a sum; they
 # stay, because nothing promises those.
 BARRIERS = {
-    "one block": {"prepare.py": [True, True, False], "forward.py": [False, True], "replay.py": [True, True]}
-    | {"backward.py": [False, False, False, True, False, True]},
+    "one block, backward of several warps": {"prepare.py": [True, True, True], "forward.py": [False, True]}
+    | {"replay.py": [True, True], "backward.py": [True, True, True]},
     "one block, packed, one table": {"restore.py": [True, True]},
     "step, W = 4, R = 64": {"step.py": [False, True]},
 }

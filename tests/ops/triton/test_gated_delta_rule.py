@@ -11,6 +11,7 @@ from torch import Tensor
 
 from helpers import cpu_backends
 from sdm.ops import gated_delta_rule
+from sdm.ops.sequences import PackedChunks
 from sdm.ops.triton.launch import record
 
 pytestmark = pytest.mark.skipif("triton" not in cpu_backends("gated_delta_rule"), reason="needs TRITON_INTERPRET=1")
@@ -81,10 +82,8 @@ def test_launches_two_kernels_and_reads_no_value() -> None:
 
 def test_bounds_that_no_documents_have_lead_nowhere() -> None:
     """On a GPU nobody reads them: they are cut to the row and put into order."""
-    from sdm.ops.gated_delta_rule.triton import _layout
-
     for bounds in ([5, 19, 3, 22], [0, -7, 99, 22], [22, 0, 22, 0], [3, 2**40, 1, -(2**40)]):
-        place, slot, chunks = _layout(torch.tensor(bounds), 22, 16)
+        place, slot, chunks = PackedChunks.of_any_bounds(torch.tensor(bounds), 22, 16, torch.device("cpu"))
         assert 0 <= int(place.min()) <= int(place.max()) <= 22
         assert 0 <= int(slot.min()) <= int(slot.max()) < len(place)
         assert bool((chunks.diff() >= 0).all())

@@ -21,7 +21,7 @@ from torch import Tensor
 
 from sdm.ops.backends import Backend
 from sdm.ops.checks import check_decay, has_values
-from sdm.ops.sequences import Call, ChannelDecay, run_documents
+from sdm.ops.sequences import Call, ChannelDecay, PackedChunks, carry_states
 from sdm.ops.slot_attention.inputs import Tokens
 from sdm.ops.slot_attention.reference import slot_attention_reference, slot_attention_step_reference_
 
@@ -36,10 +36,17 @@ def slot_attention_chunked(call: Call, chunk: int = CHUNK) -> tuple[Tensor, Tens
     tokens, initial_state = call.in_full()
     check_decay(tokens.log_decay)
 
-    def run(tokens: Tokens, state: Tensor) -> tuple[Tensor, Tensor]:
-        return _run_chunks(tokens, state, min(chunk, max(1, tokens.value.shape[1])))
-
-    y, state = run_documents(run, tokens, initial_state, call.cu_seqlens)
+    time = tokens.value.shape[1]
+    if time == 0 or tokens.value.numel() == 0:
+        return tokens.value.clone(), initial_state.clone()
+    chunk = min(chunk, time)
+    if call.cu_seqlens is None:
+        y, state = _run_chunks(tokens, initial_state, None, chunk)
+        y = y[:, :time]
+    else:
+        documents = PackedChunks.of(call.cu_seqlens, time, chunk, tokens.value.device)
+        y, state = _run_chunks(documents.pad(tokens), initial_state, documents.chunks, chunk)
+        y = y[:, documents.slot]
     if has_values(y) and not bool((y.detach().sum() + state.detach().sum()).isfinite()):
         return slot_attention_reference(call)
     return y, state
@@ -48,10 +55,9 @@ def slot_attention_chunked(call: Call, chunk: int = CHUNK) -> tuple[Tensor, Tens
 CHUNKED = Backend("chunked", slot_attention_chunked, slot_attention_step_reference_)
 
 
-def _run_chunks(tokens: Tokens, state: Tensor, chunk: int) -> tuple[Tensor, Tensor]:
+def _run_chunks(tokens: Tokens, initial: Tensor, chunks: Tensor | None, chunk: int) -> tuple[Tensor, Tensor]:
+    """The output [B,G*C,H,D], padding included, and the final states; chunks as in `carry_states`."""
     time = tokens.value.shape[1]
-    if not time:
-        return tokens.value.clone(), state.clone()
     groups = -(-time // chunk)
     # Padding tokens have log_decay = 0: they leave the state as it is.
     query, key, value, log_decay = (
@@ -60,12 +66,9 @@ def _run_chunks(tokens: Tokens, state: Tensor, chunk: int) -> tuple[Tensor, Tens
     decays, write = ChannelDecay(log_decay), -torch.expm1(log_decay)
     added = (write * decays.to_end).transpose(-1, -2) @ torch.cat((key, value), dim=-1)
     kept = decays.since_start[..., -1, :].unsqueeze(-1)
-    starts = []
-    for decay, addition in zip(kept.unbind(2), added.unbind(2), strict=True):
-        starts.append(state)
-        state = decay * state + addition
-    start_key, start_value = torch.stack(starts, dim=2).split((key.shape[-1], value.shape[-1]), dim=-1)
+    starts, state = carry_states(kept, added, initial, chunks)
+    start_key, start_value = starts.split((key.shape[-1], value.shape[-1]), dim=-1)
     scores = decays.since_start * (query @ start_key.transpose(-1, -2))
     weight = (scores + decays.sums(query @ key.transpose(-1, -2), write)).softmax(-1)
     y = (weight * decays.since_start) @ start_value + decays.pairs(weight, write) @ value
-    return y.flatten(2, 3).movedim(1, 2)[:, :time], state
+    return y.flatten(2, 3).movedim(1, 2), state

@@ -22,10 +22,9 @@ from torch import Tensor
 from torch.compiler import is_exporting
 
 from sdm.ops.backends import Backend
-from sdm.ops.checks import check_decay, document_bounds
-from sdm.ops.gated_delta_rule.chunked import chunks_of_documents
+from sdm.ops.checks import check_decay
 from sdm.ops.gated_delta_rule.inputs import Tokens
-from sdm.ops.sequences import Call, segment_sums
+from sdm.ops.sequences import Call, PackedChunks, carry_states, segment_sums
 from sdm.ops.state_space.reference import state_space_step_reference_
 
 CHUNK = 64
@@ -39,42 +38,29 @@ def state_space_chunked(call: Call, chunk: int = CHUNK) -> tuple[Tensor, Tensor]
     if call.cu_seqlens is None and is_exporting():
         return _run_exported(tokens, initial_state, chunk)
     chunk = min(chunk, max(time, 1))
+    if time == 0 or tokens.value.numel() == 0:
+        return tokens.value.clone(), initial_state.clone()
     if call.cu_seqlens is None:
-        y, state = _run(tokens, [initial_state], [-(-time // chunk)], chunk)
+        y, state = _run(tokens, initial_state, None, chunk)
         return y[:, :time], state
-    place, chunks = chunks_of_documents(document_bounds(call.cu_seqlens, time), chunk, tokens.value.device)
-    # One row of zeros at the end serves every place that fills up a document's last chunk.
-    padded = Tokens(*(torch.cat((x, x.new_zeros(1, 1, *x.shape[2:])), dim=1)[:, place] for x in tokens))
-    y, state = _run(padded, list(initial_state.split(1)), chunks, chunk)
-    return y.new_zeros(1, time + 1, *y.shape[2:]).index_copy(1, place, y)[:, :time], state
+    documents = PackedChunks.of(call.cu_seqlens, time, chunk, tokens.value.device)
+    y, state = _run(documents.pad(tokens), initial_state, documents.chunks, chunk)
+    return y[:, documents.slot], state
 
 
 CHUNKED = Backend("chunked", state_space_chunked, state_space_step_reference_, onnx=True)
 
 
-def _run(tokens: Tokens, states: list[Tensor], chunks: list[int], chunk: int) -> tuple[Tensor, Tensor]:
-    """Sequences one behind the other, of which sequence i has chunks[i] chunks and starts from states[i] [B,H,K,D].
-
-    Returns the output [B, G*C, H, D], padding included, and the final states, one after the other in the batch
-    dimension.
-    """
+def _run(tokens: Tokens, initial: Tensor, chunks: Tensor | None, chunk: int) -> tuple[Tensor, Tensor]:
+    """The output [B, G*C, H, D], padding included, and the final states [S,H,K,D]; chunks as in `carry_states`."""
     # Padding tokens have beta = 0 and log_decay = 0: they leave the state as it is.
-    groups = sum(chunks)
-    if groups == 0:
-        return tokens.value.clone(), torch.cat(states).clone()
+    groups = -(-tokens.value.shape[1] // chunk)
     short = groups * chunk - tokens.value.shape[1]
     parts = _parts(
         *(F.pad(x.movedim(2, 1), (0, 0) * (x.dim() - 3) + (0, short)).unflatten(2, (groups, chunk)) for x in tokens)
     )
-    starts, finals = [], []
-    additions = zip(parts.decay.unbind(2), parts.added.unbind(2), strict=True)
-    for count, state in zip(chunks, states, strict=True):
-        for _ in range(count):
-            starts.append(state)
-            decay, added = next(additions)
-            state = decay * state + added
-        finals.append(state)
-    return _output(parts, torch.stack(starts, dim=2)).flatten(2, 3).movedim(1, 2), torch.cat(finals)
+    starts, finals = carry_states(parts.decay, parts.added, initial, chunks)
+    return _output(parts, starts).flatten(2, 3).movedim(1, 2), finals
 
 
 def _run_exported(tokens: Tokens, state: Tensor, chunk: int) -> tuple[Tensor, Tensor]:

@@ -25,7 +25,6 @@ def sparse_delta_rule_triton(
     rounding_limit: float = ROUNDING_LIMIT,
     share: int = SHARE,
     kind: str = "planned",
-    table_dtype: torch.dtype | None = None,
 ) -> tuple[Tensor, Tensor]:
     """Serve a call over a sequence. The options after `share` are the paper's, to be compared with.
 
@@ -34,8 +33,6 @@ def sparse_delta_rule_triton(
         rounding_limit: units of rounding that a row may take up in backward before it is kept.
         share: backward keeps one in so many old rows at most.
         kind: "bf16", "fp8" or "int4": backward keeps all old rows in that format.
-        table_dtype: torch.bfloat16: forward runs on tables of that dtype, and so is the final state. Backward runs the
-            writes again in float32, with the residuals of forward.
     """
     if kind == "fp8" and call.device.type == "cuda" and torch.version.hip is None:
         capability = torch.cuda.get_device_capability(call.device)
@@ -54,7 +51,6 @@ def sparse_delta_rule_triton(
         call.update == "slot",
         call.output_final_state,
         track,
-        table_dtype,
         rounding_limit,
         share,
         kind,

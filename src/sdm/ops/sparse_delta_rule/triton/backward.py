@@ -1,16 +1,19 @@
-"""Backward through time: a program owns S channels of one sequence and head, and walks its chunks in reverse.
+"""Backward through time: a program owns S channels of one sequence and head, and walks its tokens in reverse.
 
-The memory table holds the rows after the chunk, a second table G the gradient of the loss with respect to them. With
-dy the gradient of the output, e the residual, and M, Gamma the memory and its gradient around each single write:
+The memory table holds the rows after the token, a second table G the gradient of the loss with respect to them. With
+dy the gradient of the output, e the residual, and q_i the weight with which the token reads slot i itself, or 0:
 
-    de     = sum_i k_i beta after_i G_i + mix^T dy          dv = solve^T de
-    Gamma  = G, and what later reads and writes of the chunk ask of the slot
-    M      = the rows of the chunk's start, by inversion or from the ring, and what earlier writes of it left
-    dk_i   = beta <Gamma_i, e> - f_i <dv, M_i>              dbeta = sum_i k_i <Gamma_i, e>
-    dg_i   = f_i <Gamma_i - k_i dv, M_i>                    dq_j  = <dy, M_j>
-    G      = f_i (Gamma_i - k_i dv) at a slot's first write, and q_j dy for each read before it
+    de     = sum_i k_i beta G_i + dy sum_i q_i k_i beta      dv = de
+    Gamma  = G_i + q_i dy                                    the gradient of the row after its write
+    M_i    = the row before its write, by inversion or from the ring
+    dk_i   = beta <Gamma_i, e> - f_i <dv, M_i>               dbeta = sum_i k_i <Gamma_i, e>
+    dg_i   = f_i <Gamma_i - k_i dv, M_i>                     dq_j  = <dy, row j of the table>
+    G_i    = f_i (Gamma_i - k_i dv) at the slots that are written, G_j + q_j dy at those that are only read
 
-Sums over channels are sums over programs: each leaves its part, and `reduce.py` adds them up in order.
+A token's rows are asked for at once, and its slots while the token after it is worked on: what is left to wait for is
+memory. Chunks of several tokens would share that wait, but walks along the slots that their tokens share cost more than
+they save (docs/performance.md). Sums over channels are sums over programs: each leaves its part, and `reduce.py` adds
+them up in order.
 """
 
 from __future__ import annotations
@@ -18,27 +21,24 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from sdm.ops.sparse_delta_rule.triton.chains import add_later_accesses, add_older_pushes, add_reads_before_writes
-from sdm.ops.sparse_delta_rule.triton.forward import combine, gather
 from sdm.ops.sparse_delta_rule.triton.replay import replay, reset, ring_of, ring_position
-from sdm.ops.sparse_delta_rule.triton.rows import kept_rows
+from sdm.ops.sparse_delta_rule.triton.rows import INVERTED, load_rows, rows_to_recover, store_rows
 from sdm.ops.sparse_delta_rule.triton.sequences import at_cell, below, sequence_bounds
 
 
 @triton.jit(do_not_specialize=["time", "begin", "low", "high", "span"])
 def backward_kernel(  # type: ignore[no-untyped-def]
     write_weight, beta, log_decay, read_weight, cu_seqlens,
-    write_slot, prev, next_of_write, factor, keep, after, solve,
-    read_slot, seen, next_of_read, mix, depth, length,
-    residual, initial, table, allowance, saved, scales, flags, counts, lowest,
+    write_slot, next_of_write, factor, read_slot, mix, length,
+    residual, initial, table, allowance, saved, scales, places, counts, lowest,
     grad_y, grad_table, grad_value, partial,
     time, begin, low, high, span, rings, limit, N, streams, initial_stride,
     H: tl.constexpr, D: tl.constexpr, W: tl.constexpr, R: tl.constexpr,
-    C: tl.constexpr, WP: tl.constexpr, RP: tl.constexpr, RB: tl.constexpr, S: tl.constexpr,
+    WP: tl.constexpr, RP: tl.constexpr, S: tl.constexpr,
     SHARE: tl.constexpr, SMALLEST: tl.constexpr, KIND: tl.constexpr,
     PACKED: tl.constexpr, PER_WRITE: tl.constexpr, SLOT_RULE: tl.constexpr, INITIAL: tl.constexpr,
 ):  # fmt: skip
-    """Chunks that begin at positions low ... high - 1 of their row; launches go from the last window to the first."""
+    """Tokens at positions low ... high - 1 of their row; launches go from the last window to the first."""
     ACC: tl.constexpr = residual.dtype.element_ty
     slabs = tl.cdiv(D, S)
     slab = tl.program_id(0) % slabs
@@ -52,9 +52,9 @@ def backward_kernel(  # type: ignore[no-untyped-def]
     if PACKED:
         row = row * 0
         origin = start * 0
-    chunks = tl.cdiv(end - start, C)
-    upto = tl.minimum(tl.maximum(tl.cdiv(high - (start - origin), C), 0), chunks)
-    down_to = tl.minimum(tl.maximum(tl.cdiv(low - (start - origin), C), 0), chunks)
+    # The window's tokens of this sequence: bottom ... top - 1.
+    top = tl.minimum(tl.maximum(origin + high, start), end)
+    bottom = tl.minimum(tl.maximum(origin + low, start), end)
 
     channel = slab * S + tl.arange(0, S)
     lane = below(channel, D, S)
@@ -66,167 +66,115 @@ def backward_kernel(  # type: ignore[no-untyped-def]
         initial += sequence.to(tl.int64) * initial_stride + head.to(tl.int64) * N * D
     allowance += program * N
     lowest += program
-    flags += slab.to(tl.int64) * tokens * H * W
+    places += slab.to(tl.int64) * tokens * H * W
     counts += slab.to(tl.int64) * tokens * H
-    ring, capacity = ring_of(sequence, start, end, W, SHARE, C, WP)
+    ring, capacity = ring_of(sequence, start, end, W, SHARE, WP)
     ring = slab.to(tl.int64) * rings * H + ring * H + head * capacity
+    saved += ring * (S // 2 if KIND == "int4" else S)
+    if KIND == "fp8" or KIND == "int4":
+        scales += ring
     width = W + R + 2
     if PER_WRITE:
         width = W + R + W + 1
     partial += (slab.to(tl.int64) * (1 if PACKED else streams // H) * span + row * span - origin - low) * H * width
 
-    t = tl.arange(0, C)
-    i = tl.arange(0, WP)[None, :]
-    at = (t * H * W)[:, None] + i
-    at_channel = (t * H * D)[:, None] + channel[None, :]
-    transposed = (t * H * C)[None, :] + t[:, None]
-    for reverse in range(upto - down_to):
-        chunk = upto - 1 - reverse
-        first = start + chunk * C
-        newest = chunk == chunks - 1
-        gone = newest
-        if not newest:
-            gone = tl.load(counts + first * H + head) < tl.load(lowest)
-        if gone:
-            if not newest:
-                reset(table, initial, allowance, channel, lane, N, D, C * WP, INITIAL)
+    i = tl.arange(0, WP)
+    j = tl.arange(0, RP)
+    there = below(i, W, WP)
+    there_r = below(j, R, RP)
+    newest = top - 1
+    some = bottom < top
+    oldest = tl.load(lowest)
+    next_slot = tl.load(at_cell(write_slot, newest, head, H, W) + i, mask=there & some, other=-1)
+    next_slot_r = tl.load(at_cell(read_slot, newest, head, H, R) + j, mask=there_r & some, other=-1)
+    next_how = tl.load(at_cell(places, newest, head, H, W) + i, mask=there & some, other=0)
+    next_count = tl.load(at_cell(counts, newest, head, H, 1), mask=some, other=0)
+    for reverse in range(top - bottom):
+        token = newest - reverse
+        slot, slot_r, how, count = next_slot, next_slot_r, next_how, next_count
+        if (token == end - 1) | (count < oldest):
+            # The rows are gone, or were never there.
+            if token < end - 1:
+                reset(table, initial, allowance, channel, lane, N, D, WP, INITIAL)
                 tl.debug_barrier()
-            count = replay(
-                first + 1, start, end, head, channel, lane, ring, capacity,
-                write_weight, beta, write_slot, prev, factor, keep, depth, residual,
-                table, allowance, saved, scales, flags, counts,
-                H, D, W, limit, C, WP, S, SMALLEST, KIND,
-            )  # fmt: skip
-            tl.store(lowest, count - capacity)
-            tl.debug_barrier()
+            oldest = replay(
+                start, token + 1, head, channel, lane, capacity,
+                write_weight, beta, write_slot, factor, residual,
+                table, allowance, saved, scales, places, counts,
+                H, D, W, limit, WP, S, SMALLEST, KIND,
+            ) - capacity.to(count.dtype)  # fmt: skip
+            tl.store(lowest, oldest)
+            how = tl.load(at_cell(places, token, head, H, W) + i, mask=there, other=0)
+            count = tl.load(at_cell(counts, token, head, H, 1))
 
-        weights = at_cell(write_weight, first, head, H, W)
-        factors = at_cell(factor, first, head, H, W)
-        links = at_cell(prev, first, head, H, W)
-        nexts = at_cell(next_of_write, first, head, H, W)
-        strengths = at_cell(beta, first, head, H, 1)
-        errors = at_cell(residual, first, head, H, D)
-        weights_r = at_cell(read_weight, first, head, H, R)
-        nexts_r = at_cell(next_of_read, first, head, H, R)
-        grads_y = at_cell(grad_y, first, head, H, D)
-        grads_value = at_cell(grad_value, first, head, H, D)
-        parts = at_cell(partial, first, head, H, width)
-        earlier = tl.load(depth + first * H + head)
-        later = tl.load(length + first * H + head)
+        # All rows of the token are asked for at once.
+        gradient = load_rows(grad_table, slot, there, channel, lane, D)
+        position = ring_position(capacity, count, how.to(count.dtype) - 1)
+        rows = rows_to_recover(slot, how, position, there, channel, lane, table, saved, scales, D, S, KIND, ACC)
+        only_read = slot_r >= 0
+        rows_r = load_rows(table, tl.where(only_read, slot_r, -1 - slot_r), there_r, channel, lane, D)
+        gradient_r = load_rows(grad_table, slot_r, only_read, channel, lane, D)
+        error = tl.load(at_cell(residual, token, head, H, D) + channel, mask=lane, other=0)
+        asked = tl.load(at_cell(grad_y, token, head, H, D) + channel, mask=lane, other=0).to(ACC)
 
-        live = first + t < end
-        there = live[:, None] & below(i, W, WP)
-        there_channel = live[:, None] & lane[None, :]
-        code = tl.load(at_cell(write_slot, first, head, H, W) + at, mask=there, other=-1)
-        last = code >= 0
-        weight = tl.load(weights + at, mask=there, other=0).to(ACC)
-        strength = tl.load(strengths + t * H, mask=live, other=0).to(ACC)
-        error = tl.load(errors + at_channel, mask=there_channel, other=0)
-        asked = tl.load(grads_y + at_channel, mask=there_channel, other=0).to(ACC)
+        # The slots of the token before it are known when their rows are asked for.
+        before = token - 1
+        some = bottom <= before
+        next_slot = tl.load(at_cell(write_slot, before, head, H, W) + i, mask=there & some, other=-1)
+        next_slot_r = tl.load(at_cell(read_slot, before, head, H, R) + j, mask=there_r & some, other=-1)
+        next_how = tl.load(at_cell(places, before, head, H, W) + i, mask=there & some, other=0)
+        next_count = tl.load(at_cell(counts, before, head, H, 1), mask=some, other=0)
 
-        # The gradient of the residual and of the value.
-        gradient = gather(grad_table, code, there, channel, lane, D)
-        gradient *= tl.load(at_cell(after, first, head, H, W) + at, mask=there, other=0)[:, :, None]
-        grad_error = tl.sum((weight * strength[:, None])[:, :, None] * gradient, 1)
-        mixed = tl.load(at_cell(mix, first, head, H, C) + transposed, mask=live[None, :], other=0)
-        grad_error += combine(mixed, asked)
+        weight_r = tl.load(at_cell(read_weight, token, head, H, R) + j, mask=there_r, other=0).to(ACC)
+        weight = tl.load(at_cell(write_weight, token, head, H, W) + i, mask=there, other=0).to(ACC)
+        own = tl.load(at_cell(factor, token, head, H, W) + i, mask=there, other=1)
+        strength = tl.load(at_cell(beta, token, head, H, 1)).to(ACC)
+        mixed = tl.load(at_cell(mix, token, head, H, 1))
+        accesses = tl.load(at_cell(length, token, head, H, 1))
+        parts = at_cell(partial, token, head, H, width)
+
+        # Reads: the table holds what the token has seen.
+        tl.store(parts + W + j, tl.sum(rows_r * asked[None, :], 1), mask=there_r)
+        store_rows(grad_table, slot_r, gradient_r + weight_r[:, None] * asked[None, :], only_read, channel, lane, D)
+
+        # The gradient of the value. A zero is a token that reads nothing that it writes.
+        grad_error = tl.sum((strength * weight)[:, None] * gradient, 0)
+        grad_error += tl.where(mixed != 0, mixed * asked, 0)
+        tl.store(at_cell(grad_value, token, head, H, D) + channel, grad_error, mask=lane)
+
+        # The gradient of each row after its write, and before it.
+        if accesses > 0:
+            number = tl.load(at_cell(next_of_write, token, head, H, W) + i, mask=there, other=-1).to(tl.int32) - WP
+            weight_i = tl.load(at_cell(read_weight, token, head, H, R) + number, mask=number >= 0, other=0).to(ACC)
+            gradient += tl.where((number >= 0)[:, None], weight_i[:, None] * asked[None, :], 0)
+        by_push = tl.sum(gradient * error[None, :], 1)
         if not SLOT_RULE:
-            solved = tl.load(at_cell(solve, first, head, H, C) + transposed, mask=live[None, :], other=0)
-            grad_error = combine(solved, grad_error)
-        tl.store(grads_value + at_channel, grad_error, mask=there_channel)
+            gradient -= weight[:, None] * grad_error[None, :]
+        # Everybody has gathered the rows that are overwritten.
         tl.debug_barrier()
+        store_rows(grad_table, slot, own[:, None] * gradient, there, channel, lane, D)
 
-        # The gradient of each row after its write.
-        if later > 0:
-            following = tl.load(nexts + at, mask=there, other=-1).to(tl.int32)
-            gradient = add_later_accesses(
-                gradient, following, later, channel, lane,
-                weights, factors, nexts, weights_r, nexts_r, grads_value, grads_y,
-                H, D, W, R, C, WP, RP, SLOT_RULE, ACC,
-            )  # fmt: skip
-        by_push = tl.sum(gradient * error[:, None, :], 2)
+        # Each row before its write.
+        recovered = (rows - (strength * weight)[:, None] * error[None, :]) * (1 / own)[:, None]
+        rows = tl.where((how == INVERTED)[:, None], recovered, rows)
+        store_rows(table, slot, rows, there, channel, lane, D)
 
-        # Each row before its write. `content` is first what earlier writes of the chunk pushed, then all.
-        content = tl.zeros((C, WP, S), ACC)
-        left = tl.full((C, WP), 1, ACC)
-        if earlier > 0:
-            number = tl.load(links + at, mask=there, other=-1).to(tl.int32)
-            content, left = add_older_pushes(
-                content, left, number, earlier, channel, lane, weights, strengths, factors, links, errors,
-                H, W, D, WP, ACC,
-            )  # fmt: skip
-        own = tl.load(factors + at, mask=there, other=1)
-        how = tl.load(at_cell(flags, first, head, H, W) + at, mask=last, other=0)
-        inverted = last & (how == 0)
-        rows = gather(table, code, inverted, channel, lane, D)
-        rows -= own[:, :, None] * content
-        rows -= (weight * strength[:, None])[:, :, None] * error[:, None, :]
-        rows *= (1 / tl.load(at_cell(keep, first, head, H, W) + at, mask=inverted, other=1))[:, :, None]
-        copied = how == 1
-        place = tl.reshape(tl.cumsum(tl.reshape(copied.to(tl.int32), (C * WP,)), 0), (C, WP)) - 1
-        position = ring_position(ring, capacity, tl.load(counts + first * H + head), place)
-        restored = kept_rows(position, copied, lane, saved, scales, S, KIND, ACC)
-        rows = tl.where(inverted[:, :, None], rows, restored)
-        address = table + code.to(tl.int64)[:, :, None] * D + channel[None, None, :]
-        tl.store(address, rows, mask=last[:, :, None] & lane[None, None, :])
-        tl.debug_barrier()
-        rows = tl.where(last[:, :, None], rows, gather(table, code, there & (last == 0), channel, lane, D))
-        content += left[:, :, None] * rows
-
-        grad_weight = by_push
+        # The gradients of weights and gates.
+        by_factor = tl.sum(gradient * rows, 1)
         if SLOT_RULE:
-            by_factor = tl.sum(gradient * content, 2)
             if PER_WRITE:
-                decay = tl.exp(tl.load(at_cell(log_decay, first, head, H, W) + at, mask=there, other=0).to(ACC))
+                decay = tl.exp(tl.load(at_cell(log_decay, token, head, H, W) + i, mask=there, other=0).to(ACC))
             else:
-                decay = tl.exp(tl.load(at_cell(log_decay, first, head, H, 1) + t * H, mask=live, other=0).to(ACC))
-                decay = decay[:, None]
+                decay = tl.exp(tl.load(at_cell(log_decay, token, head, H, 1)).to(ACC))
             by_push -= decay * by_factor
-            grad_weight = strength[:, None] * by_push
+            grad_weight = strength * by_push
         else:
-            gradient -= weight[:, :, None] * grad_error[:, None, :]
-            by_factor = tl.sum(gradient * content, 2)
-            grad_weight = strength[:, None] * by_push - own * tl.sum(grad_error[:, None, :] * content, 2)
-        opens = there & (tl.load(links + at, mask=there, other=-1) < 0)
-        slot = tl.where(last, code, -1 - code).to(tl.int64)
-        address = grad_table + slot[:, :, None] * D + channel[None, None, :]
-        tl.store(address, own[:, :, None] * gradient, mask=opens[:, :, None] & lane[None, None, :])
-        part = t * H * width
-        tl.store(parts + part[:, None] + i, grad_weight, mask=there)
+            grad_weight = strength * by_push - own * tl.sum(grad_error[None, :] * rows, 1)
+        tl.store(parts + i, grad_weight, mask=there)
         by_factor = tl.where(there, own * by_factor, 0)
         if PER_WRITE:
-            tl.store(parts + part[:, None] + W + R + i, by_factor, mask=there)
+            tl.store(parts + W + R + i, by_factor, mask=there)
         else:
-            tl.store(parts + part + W + R, tl.sum(by_factor, 1), mask=live)
-        tl.store(parts + part + width - 1, tl.sum(tl.where(there, weight * by_push, 0), 1), mask=live)
-        tl.debug_barrier()
-
-        for block in range(0, RP, RB):
-            j = block + tl.arange(0, RB)[None, :]
-            there_r = live[:, None] & below(j, R, RP)
-            at_r = (t * H * R)[:, None] + j
-            code_r = tl.load(at_cell(read_slot, first, head, H, R) + at_r, mask=there_r, other=-1)
-            content_r = tl.zeros((C, RB, S), ACC)
-            left_r = tl.full((C, RB), 1, ACC)
-            if earlier > 0:
-                newest_write = tl.load(at_cell(seen, first, head, H, R) + at_r, mask=there_r, other=-1).to(tl.int32)
-                content_r, left_r = add_older_pushes(
-                    content_r, left_r, newest_write, earlier, channel, lane, weights, strengths, factors, links, errors,
-                    H, W, D, WP, ACC,
-                )  # fmt: skip
-            content_r += left_r[:, :, None] * gather(table, code_r, there_r, channel, lane, D)
-            tl.store(parts + part[:, None] + W + j, tl.sum(content_r * asked[:, None, :], 2), mask=there_r)
-
-            begins = code_r >= 0
-            weight_r = tl.load(weights_r + at_r, mask=there_r, other=0).to(ACC)
-            gradient_r = gather(grad_table, code_r, begins, channel, lane, D)
-            gradient_r += weight_r[:, :, None] * asked[:, None, :]
-            if later > 0:
-                following_r = tl.load(nexts_r + at_r, mask=begins, other=-1).to(tl.int32)
-                gradient_r = add_reads_before_writes(
-                    gradient_r, following_r, later, channel, lane, weights_r, nexts_r, grads_y,
-                    H, D, R, C, WP, RP, ACC,
-                )  # fmt: skip
-            address_r = grad_table + code_r.to(tl.int64)[:, :, None] * D + channel[None, None, :]
-            tl.store(address_r, gradient_r, mask=begins[:, :, None] & lane[None, None, :])
+            tl.store(parts + W + R, tl.sum(by_factor))
+        tl.store(parts + width - 1, tl.sum(tl.where(there, weight * by_push, 0)))
         tl.debug_barrier()

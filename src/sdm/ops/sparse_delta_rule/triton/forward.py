@@ -15,7 +15,6 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from sdm.ops.sparse_delta_rule.triton.chains import add_older_pushes
 from sdm.ops.sparse_delta_rule.triton.sequences import at_cell, below, sequence_bounds
 
 
@@ -34,6 +33,35 @@ def gather(table, code, there, channel, lane, D):  # type: ignore[no-untyped-def
     return tl.load(address, mask=there[:, :, None] & lane[None, None, :], other=0)
 
 
+@triton.jit
+def vectors(pointer, token, stride, channel, wanted, lane):  # type: ignore[no-untyped-def]
+    """[C,X,S]: the vectors of the tokens [C,X] that are wanted, zeros elsewhere."""
+    at = (token * stride)[:, :, None] + channel[None, None, :]
+    return tl.load(pointer + at, mask=wanted[:, :, None] & lane[None, None, :], other=0)
+
+
+@triton.jit
+def add_older_pushes(  # type: ignore[no-untyped-def]
+    content, product, number, steps, channel, lane, write_weight, beta, factor, prev, residual,
+    H, W, D, WP: tl.constexpr, ACC: tl.constexpr,
+):  # fmt: skip
+    """Walk along the writes of a slot within a chunk, newest first.
+
+    Write i of token t has the number t*WP + i. Pointers are to the chunk's first token, so that offsets within it fit
+    into 32 bits. Returns content [C,X,S] plus the pushes of the writes that `number` [C,X] names and of those before
+    them, each times the factors since and `product`; and the product of all these factors.
+    """
+    for _ in range(steps):
+        hit = number >= 0
+        token = number // WP * H
+        at = token * W + number % WP
+        push = tl.load(write_weight + at, mask=hit, other=0).to(ACC) * tl.load(beta + token, mask=hit, other=0).to(ACC)
+        content += (product * push)[:, :, None] * vectors(residual, token, D, channel, hit, lane)
+        product *= tl.load(factor + at, mask=hit, other=1)
+        number = tl.load(prev + at, mask=hit, other=-1).to(tl.int32)
+    return content, product
+
+
 @triton.jit(do_not_specialize=["time", "begin"])
 def forward_kernel(  # type: ignore[no-untyped-def]
     write_weight, value, beta, read_weight, cu_seqlens,
@@ -41,7 +69,7 @@ def forward_kernel(  # type: ignore[no-untyped-def]
     table, residual, y,
     time, begin, N,
     H: tl.constexpr, D: tl.constexpr, W: tl.constexpr, R: tl.constexpr,
-    C: tl.constexpr, WP: tl.constexpr, RP: tl.constexpr, RB: tl.constexpr, S: tl.constexpr,
+    C: tl.constexpr, WP: tl.constexpr, RP: tl.constexpr, S: tl.constexpr,
     PACKED: tl.constexpr, SLOT_RULE: tl.constexpr,
 ):  # fmt: skip
     """Run one stream and one slab of value channels through time, a chunk of C tokens at a time."""
@@ -57,7 +85,9 @@ def forward_kernel(  # type: ignore[no-untyped-def]
     t = tl.arange(0, C)
     s = tl.arange(0, C)[None, :]
     i = tl.arange(0, WP)[None, :]
+    j = tl.arange(0, RP)[None, :]
     at = (t * H * W)[:, None] + i
+    at_r = (t * H * R)[:, None] + j
     at_matrix = (t * H * C)[:, None] + s
     at_channel = (t * H * D)[:, None] + channel[None, :]
     for first in range(start, end, C):
@@ -68,6 +98,7 @@ def forward_kernel(  # type: ignore[no-untyped-def]
         errors = at_cell(residual, first, head, H, D)
         live = first + t < end
         there = live[:, None] & below(i, W, WP)
+        there_r = live[:, None] & below(j, R, RP)
         there_channel = live[:, None] & lane[None, :]
         code = tl.load(at_cell(write_slot, first, head, H, W) + at, mask=there, other=-1)
         weight = tl.load(weights + at, mask=there, other=0).to(ACC)
@@ -79,15 +110,10 @@ def forward_kernel(  # type: ignore[no-untyped-def]
         rows = gather(table, code, there, channel, lane, D).to(ACC)
 
         # Reads come first, so that they wait for memory together with the rows that are written.
-        output = tl.zeros((C, S), ACC)
-        for block in range(0, RP, RB):
-            j = block + tl.arange(0, RB)[None, :]
-            there_r = live[:, None] & below(j, R, RP)
-            at_r = (t * H * R)[:, None] + j
-            code_r = tl.load(at_cell(read_slot, first, head, H, R) + at_r, mask=there_r, other=-1)
-            share = tl.load(at_cell(read_weight, first, head, H, R) + at_r, mask=there_r, other=0).to(ACC)
-            share *= tl.load(at_cell(read_keep, first, head, H, R) + at_r, mask=there_r, other=0)
-            output += tl.sum(share[:, :, None] * gather(table, code_r, there_r, channel, lane, D).to(ACC), 1)
+        code_r = tl.load(at_cell(read_slot, first, head, H, R) + at_r, mask=there_r, other=-1)
+        share = tl.load(at_cell(read_weight, first, head, H, R) + at_r, mask=there_r, other=0).to(ACC)
+        share *= tl.load(at_cell(read_keep, first, head, H, R) + at_r, mask=there_r, other=0)
+        output = tl.sum(share[:, :, None] * gather(table, code_r, there_r, channel, lane, D).to(ACC), 1)
         if not SLOT_RULE:
             error -= tl.sum((weight * kept)[:, :, None] * rows, 1)
             error = combine(tl.load(at_cell(solve, first, head, H, C) + at_matrix, mask=live[:, None], other=0), error)

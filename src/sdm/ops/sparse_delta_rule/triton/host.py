@@ -126,15 +126,13 @@ class Links(NamedTuple):
     next_of_write: Tensor  # number of the access after
     factor: Tensor  # what the write leaves of its row
     keep: Tensor  # product of the factors from the chunk's start
-    after: Tensor  # product of the factors to the chunk's end
     solve: Tensor  # [C]
     read_slot: Tensor  # -1 - slot where an earlier access of the chunk is to the same slot
     seen: Tensor  # number of the newest write that the read sees
-    next_of_read: Tensor
     read_keep: Tensor
     mix: Tensor  # [C]
     depth: Tensor  # [1], at a chunk's first token: how many writes a walk back meets at most
-    length: Tensor  # [1], the same for a walk forward over all accesses
+    length: Tensor  # [1], the same: how many accesses of its slot come after an access at most
 
 
 def prepare(problem: Problem, layout: Layout) -> Links:
@@ -144,8 +142,8 @@ def prepare(problem: Problem, layout: Layout) -> Links:
     W, R, C = sizes["W"], sizes["R"], layout.C
 
     kinds = {"i4": torch.int32, "i2": torch.int16, "f": dtype}
-    arrays = [(W, kind) for kind in ("i4", "i2", "i2", "f", "f", "f")] + [(C, "f")]
-    arrays += [(R, kind) for kind in ("i4", "i2", "i2", "f")] + [(C, "f"), (1, "i4"), (1, "i4")]
+    arrays = [(W, kind) for kind in ("i4", "i2", "i2", "f", "f")] + [(C, "f")]
+    arrays += [(R, kind) for kind in ("i4", "i2", "f")] + [(C, "f"), (1, "i4"), (1, "i4")]
     lead = tokens.value.shape[:3]
     links = Links(*(tokens.value.new_empty((*lead, size), dtype=kinds[kind]) for size, kind in arrays))
     programs = problem.chunks(C) * sizes["H"]
@@ -176,24 +174,21 @@ def prepare(problem: Problem, layout: Layout) -> Links:
     return links
 
 
-def forward(
-    problem: Problem, in_place: bool = False, final: bool = True, table_dtype: torch.dtype | None = None
-) -> tuple[Tensor, Tensor, Tensor]:
+def forward(problem: Problem, in_place: bool = False, final: bool = True) -> tuple[Tensor, Tensor, Tensor]:
     """Output, table after the last token, residual. In place the initial state [B,H,N,D] is the table.
 
-    Without `final` the table holds nothing of use, and packed documents may share it. A table that is not in the dtype
-    of the arithmetic is rounded at the end of each chunk.
+    Without `final` the table holds nothing of use, and packed documents may share it.
     """
 
     problem = problem.prepared()
     tokens, layout, dtype = problem.tokens, problem.layout(FORWARD), problem.dtype
-    table, table_dtype = problem.initial_state if in_place else None, table_dtype or dtype
+    table = problem.initial_state if in_place else None
     if is_traced(tokens.value):
-        table = problem.table(problem.initial_state, table_dtype) if table is None else table
+        table = problem.table(problem.initial_state, dtype) if table is None else table
         return torch.empty_like(tokens.value), table, torch.empty_like(tokens.value, dtype=dtype)
     groups = problem.groups(layout, share_tables=not (final or in_place))
     if table is None:
-        table = problem.table(problem.initial_state, table_dtype, groups[0][1])
+        table = problem.table(problem.initial_state, dtype, groups[0][1])
     y, residual = torch.empty_like(tokens.value), torch.empty_like(tokens.value, dtype=dtype)
     if y.numel() == 0:
         return y, table, residual
@@ -222,7 +217,6 @@ def forward(
             C=layout.C,
             WP=layout.WP,
             RP=layout.RP,
-            RB=layout.RB,
             S=layout.S,
             **problem.options,
             **layout.options,
@@ -288,8 +282,8 @@ class Gradients(NamedTuple):
     log_decay: Tensor
     read_weight: Tensor
     table: Tensor  # [S,H,N,D]; of documents that share tables their sum [H,N,D], or nothing of use without grad_initial
-    kept: Tensor  # [slabs,B,T,H] how many rows were kept before each chunk's first token
-    flags: Tensor  # [slabs,B,T,H,W] how each row was restored, where it was written last in its chunk
+    kept: Tensor  # [slabs,B,T,H] how many rows were kept before each token
+    places: Tensor  # [slabs,B,T,H,W] how each row was recovered, see rows.py
 
 
 def backward(
@@ -306,12 +300,15 @@ def backward(
     tokens, layout, dtype, sizes = problem.tokens, problem.layout(BACKWARD), problem.dtype, problem.sizes
     value, cu_seqlens = tokens.value, problem.cu_seqlens
     batch, time, heads, channels = value.shape
-    slabs, C = -(-channels // layout.S), layout.C
+    slabs = -(-channels // layout.S)
     traced = is_traced(value)
     groups = [(0, problem.streams)] if traced else problem.groups(layout, share_tables=grad_table is None)
     tables, total = groups[0][1], None
     if grad_initial and len(groups) > 1:
         total = value.new_zeros((max(tables // heads, 1), heads, problem.num_slots, channels), dtype=dtype)
+
+    # Writes of a row, and offsets within the ring of rows that are kept of them.
+    counted = torch.int32 if (time * sizes["W"] + layout.WP) * layout.S < 2**31 else torch.int64
 
     def scratch(*shape: int, kind: torch.dtype = dtype) -> Tensor:
         return value.new_empty(shape, dtype=kind)
@@ -323,44 +320,40 @@ def backward(
         torch.empty_like(tokens.log_decay),
         torch.empty_like(tokens.read_weight),
         problem.table(grad_table, dtype, tables),
-        scratch(slabs, batch, time, heads, kind=torch.int64),
-        scratch(slabs, batch, time, heads, sizes["W"], kind=torch.int8),
+        scratch(slabs, batch, time, heads, kind=counted),
+        scratch(slabs, batch, time, heads, sizes["W"], kind=torch.int8 if layout.WP < 128 else torch.int16),
     )
     if traced or value.numel() == 0:
         return outputs
     links = prepare(problem, layout)
     share = plan.share if plan.kind == "planned" else 1
-    rings = batch * time * sizes["W"] // share + problem.sequences * C * layout.WP
+    rings = batch * time * sizes["W"] // share + problem.sequences * layout.WP
     width = layout.S // 2 if plan.kind == "int4" else layout.S
     initial = problem.initial_state
     gates = sizes["W"] if problem.per_write else 1
     parts = sizes["W"] + sizes["R"] + gates + 1
-    # Whole chunks of all rows, or of the one that documents are packed into.
     rows = batch if cu_seqlens is None else 1
     token_bytes = slabs * rows * heads * parts * outputs.value.element_size()
-    window = max(PARTS // token_bytes // C, 1) * C
-    window = min(window, -(-time // C) * C)
+    window = min(max(PARTS // token_bytes, 1), time)
     shared: dict[str, Any] = {
         "cu_seqlens": cu_seqlens,
-        "partial": scratch(slabs, rows, window + C, heads, parts),
-        "span": window + C,
-        "C": C,
+        "partial": scratch(slabs, rows, window, heads, parts),
+        "span": window,
         "PER_WRITE": problem.per_write,
         **{name: sizes[name] for name in ("time", "H", "W", "R")},
     }
     arguments: dict[str, Any] = {
         **{name: getattr(tokens, name) for name in ("write_weight", "beta", "log_decay", "read_weight")},
-        **_chosen(links, "write_slot prev next_of_write factor keep after solve"),
-        **_chosen(links, "read_slot seen next_of_read mix depth length"),
+        **_chosen(links, "write_slot next_of_write factor read_slot mix length"),
         "residual": residual.contiguous(),
         "initial": initial,
         "table": problem.table(initial, dtype, tables),
         "allowance": value.new_full((slabs * tables, problem.num_slots), torch.inf, dtype=dtype),
         "saved": scratch(slabs, rings * heads, width, kind=KINDS[plan.kind] or dtype),
         "scales": scratch(slabs, rings * heads) if plan.kind in ("fp8", "int4") else None,
-        "flags": outputs.flags,
+        "places": outputs.places,
         "counts": outputs.kept,
-        "lowest": scratch(slabs * tables, kind=torch.int64),
+        "lowest": scratch(slabs * tables, kind=counted),
         "grad_y": torch.zeros_like(value) if grad_y is None else grad_y.contiguous(),
         "grad_table": outputs.table,
         "grad_value": outputs.value,
@@ -371,7 +364,6 @@ def backward(
         "initial_stride": 0 if initial is None or initial.dim() == 3 else initial.stride(0),
         "WP": layout.WP,
         "RP": layout.RP,
-        "RB": layout.RB,
         "S": layout.S,
         "SHARE": share,
         "SMALLEST": layout.S * torch.finfo(dtype).tiny,
@@ -388,9 +380,10 @@ def backward(
             launch(_kernel("backward"), (slabs * count,), **shared, **bounds, **arguments, streams=count)
             launch(
                 _kernel("reduce"),
-                (problem.chunks(C) * heads,),
+                (problem.chunks(layout.C) * heads,),
                 **shared,
                 **bounds,
+                C=layout.C,
                 documents=problem.sequences,
                 count=count,
                 grad_write_weight=outputs.write_weight,

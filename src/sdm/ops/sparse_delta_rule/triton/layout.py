@@ -2,7 +2,8 @@
 
 A program owns S channels of a sequence and walks its chunks of C tokens. It keeps the rows that a chunk writes in
 registers, 16 numbers of a tile [C,W,S] in each thread. What limits it is waiting: for memory, and for its own warps at
-barriers. Three layouts wait less, by the latency model of benchmarks/triton_model.py:
+barriers. Backward takes one token at a time. Three layouts let forward wait less, by the latency model of
+benchmarks/triton_model.py:
 
 - Fewest programs: each has a multiprocessor of its own and may take all of its registers. The largest chunks.
 - Few programs: large chunks, so that a program asks for many rows at once. The multiprocessors are not full, and a
@@ -33,9 +34,8 @@ class Accesses(NamedTuple):
     many: int
 
 
-# Backward keeps more per row, and larger chunks would not fit into registers.
 FORWARD = Accesses(2048, 1024, 256)
-BACKWARD = Accesses(512, 512, 128)
+BACKWARD = Accesses(1, 1, 1)  # a token
 _forced: str | None = None
 
 
@@ -53,7 +53,6 @@ class Layout:
     RP: int
     J: int  # accesses of a chunk, rounded up
     S: int  # channels of a program
-    RB: int  # reads at a time
     warps: int
 
     @property
@@ -73,13 +72,12 @@ class Layout:
         C = CHUNK
         while C > 1 and accesses < C * (WP + RP):
             C //= 2
-        tile = 4 * accesses
-        S = max(tile // (C * WP), 2)
-        if C * WP * SECTOR <= 8192:
+        rows, tile = C * max(WP, RP), 4 * accesses
+        S = max(tile // rows, 2)
+        if rows * SECTOR <= 8192:
             S = max(S, SECTOR)
         S = max(min(S, 32, power(channels)), 2)
-        RB = min(RP, max(tile // (C * S), 16))
-        return Layout(C, WP, RP, power(C * (WP + RP)), S, RB, max(min(C * max(WP, RB) * S // NUMBERS, 16), 1))
+        return Layout(C, WP, RP, power(C * (WP + RP)), S, max(min(rows * S // NUMBERS, 16), 1))
 
     @staticmethod
     def for_streams(writes: int, reads: int, channels: int, limits: Accesses, streams: int) -> Layout:

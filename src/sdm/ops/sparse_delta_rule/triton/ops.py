@@ -42,9 +42,9 @@ def _check(problem: Problem) -> None:
 
 
 def _forward(*arguments: Any) -> tuple[Tensor, Tensor, Tensor]:
-    problem, (output_final_state, save_residual, table_dtype, *_) = _problem(arguments)
+    problem, (output_final_state, save_residual, *_) = _problem(arguments)
     _check(problem)
-    y, table, residual = host.forward(problem, final=output_final_state, table_dtype=table_dtype)
+    y, table, residual = host.forward(problem, final=output_final_state)
     if not output_final_state:
         table = table.new_empty(0)
     # The slot rule pushes the value itself.
@@ -97,20 +97,20 @@ def _step(state: Tensor, *arguments: Any) -> Tensor:
 
 
 def _setup_context(ctx: Context, inputs: _Args, output: tuple[Tensor, Tensor, Tensor]) -> None:
-    problem, (_, _, table_dtype, *plan) = _problem(inputs)
+    problem, (_, _, *plan) = _problem(inputs)
     ctx.set_materialize_grads(False)
     ctx.save_for_backward(*problem.tokens, problem.initial_state, problem.cu_seqlens, output[2])
-    ctx.options = problem.num_slots, problem.slot_rule, table_dtype, plan
+    ctx.options = problem.num_slots, problem.slot_rule, plan
 
 
 def _gradients(ctx: Context, grad_y: Tensor | None, grad_final_state: Tensor | None, _: Tensor | None) -> _Args:
     *tokens, initial_state, cu_seqlens, residual = ctx.saved_tensors
-    num_slots, slot_rule, table_dtype, plan = ctx.options
+    num_slots, slot_rule, plan = ctx.options
     grad_initial = ctx.needs_input_grad[7]
     problem = (*tokens, initial_state, num_slots, cu_seqlens, slot_rule)
     if not slot_rule and residual.numel() < tokens[2].numel():
         # The graph was traced where nobody asked for gradients (torch.export under no_grad).
-        residual = torch.ops.sdm.sparse_delta_rule_triton(*problem, False, True, table_dtype, *plan)[2]
+        residual = torch.ops.sdm.sparse_delta_rule_triton(*problem, False, True, *plan)[2]
     # A final state that was not asked for is empty, and so is its gradient.
     if grad_final_state is not None and grad_final_state.dim() == 1:
         grad_final_state = None
@@ -118,7 +118,7 @@ def _gradients(ctx: Context, grad_y: Tensor | None, grad_final_state: Tensor | N
         grad_y, grad_final_state, residual, *problem, grad_initial, *plan
     )
     grads = (None, write_weight, value, beta, log_decay, None, read_weight, initial if grad_initial else None)
-    return *grads, *(None,) * (6 + len(plan))
+    return *grads, *(None,) * (5 + len(plan))
 
 
 def _second_gradients(ctx: Context, *grads: Tensor) -> None:
@@ -151,7 +151,7 @@ def _register(schema: str, implementation: Any) -> None:
 
 _register(
     f"sparse_delta_rule_triton({_PROBLEM}, bool output_final_state, bool save_residual, "
-    f"ScalarType? table_dtype, {_PLAN}) -> (Tensor y, Tensor final_state, Tensor residual)",
+    f"{_PLAN}) -> (Tensor y, Tensor final_state, Tensor residual)",
     _forward,
 )
 _register(

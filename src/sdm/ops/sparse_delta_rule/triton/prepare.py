@@ -57,8 +57,8 @@ def _take_write(pointer, hit, first, head, write_weight, beta, factor, prev, H, 
 @triton.jit(do_not_specialize=["documents", "time"])
 def prepare_kernel(  # type: ignore[no-untyped-def]
     write_index, write_weight, beta, log_decay, read_index, read_weight, cu_seqlens,
-    write_slot, prev, next_of_write, factor, keep, after, solve,
-    read_slot, seen, next_of_read, read_keep, mix,
+    write_slot, prev, next_of_write, factor, keep, solve,
+    read_slot, seen, read_keep, mix,
     depth, length, keys, ranks,
     documents, time, N,
     H: tl.constexpr, W: tl.constexpr, R: tl.constexpr,
@@ -126,7 +126,6 @@ def prepare_kernel(  # type: ignore[no-untyped-def]
     reads = there & (writes == 0)
     tl.store(read_slot + at, tl.where(begins, slot, -1 - slot), mask=reads)
     tl.store(seen + at, prev_link, mask=reads)
-    tl.store(next_of_read + at, next_link, mask=reads)
     start = tl.load(ranks + J + segment - 1, mask=there, other=0)
     longest = tl.max(tl.where(there, x - start, 0), 0)
     tl.store(length + first * H + head, longest)
@@ -194,21 +193,6 @@ def prepare_kernel(  # type: ignore[no-untyped-def]
     tl.store(read_keep + at_r, tl.where((index >= 0) & (index < N), product, float("nan")), mask=there_r)
     tl.store(depth + first * H + head, tl.maximum(deepest, tl.max(hops)))
     tl.store(mix + cell[:, None] * C + s, mixes, mask=live[:, None])
-
-    # What is left of a write at the chunk's end: the accesses after it, oldest first.
-    pointer = tl.load(next_of_write + at, mask=there, other=-1).to(tl.int32)
-    product = tl.full((C, WP), 1, ACC)
-    for _ in range(longest):
-        written = (pointer >= 0) & (pointer < C * WP)
-        read = pointer >= C * WP
-        cell_w = (first + pointer // WP) * H + head
-        at_w = cell_w * W + pointer % WP
-        cell_r = (first + (pointer - C * WP) // RP) * H + head
-        following_w = tl.load(next_of_write + at_w, mask=written, other=-1).to(tl.int32)
-        following_r = tl.load(next_of_read + cell_r * R + (pointer - C * WP) % RP, mask=read, other=-1).to(tl.int32)
-        product *= tl.load(factor + at_w, mask=written, other=1)
-        pointer = tl.where(read, following_r, following_w)
-    tl.store(after + at, product, mask=there)
 
     # (I + meets)^-1, row by row. A zero is a pair of tokens that share no slot: no NaN may pass between them.
     row = t[:, None]
