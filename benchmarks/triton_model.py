@@ -174,8 +174,8 @@ SMALLEST = (1, 8)
 
 
 def store(gpus: list[str], levels: list[int]) -> None:
-    """Write what `sdm plan` knows of the kernels: one entry for the sizes of each level."""
-    stored: dict[str, Any] = json.loads(STORED.read_text()) if STORED.exists() else {"kernels": {}}
+    """Write what `sdm plan` knows of the kernels: one entry for the sizes of each level, and nothing of earlier runs."""
+    stored: dict[str, Any] = {"kernels": {}}
     stored["command"], stored["triton"] = "python -m benchmarks.triton_model --store", version()
     for name in gpus:
         for level in levels:
@@ -186,7 +186,7 @@ def store(gpus: list[str], levels: list[int]) -> None:
                 for chosen in (NAMES if level in SMALLEST else ("few", "many"))
             }
             print(f"{name}, level {level}: {heads} x {channels}", flush=True)
-            write_stored(stored)
+    write_stored(stored)
 
 
 def write_stored(stored: dict[str, Any]) -> None:

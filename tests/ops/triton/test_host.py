@@ -77,7 +77,7 @@ def test_traced_lengths_stay_symbols() -> None:
     def both(*tokens: torch.Tensor) -> tuple[torch.Tensor, ...]:
         leaves = [x.detach().requires_grad_(x.is_floating_point()) for x in tokens]
         op = torch.ops.sdm.sparse_delta_rule_triton
-        y, _, _ = op(*leaves, torch.zeros(H, N, D), N, None, False, False, True, None, 192.0, 8, "planned")
+        y, _, _ = op(*leaves, torch.zeros(H, N, D), N, None, False, False, True, 192.0, 8, "planned")
         return torch.autograd.grad(y.sum(), [x for x in leaves if x.requires_grad])
 
     graph = make_fx(both, tracing_mode="symbolic")(*tokens)

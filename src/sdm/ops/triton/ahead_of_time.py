@@ -20,7 +20,7 @@ import triton
 from triton.backends.compiler import GPUTarget
 from triton.runtime.driver import driver
 
-from sdm.ops.triton.launch import Launch, Pointer
+from sdm.ops.triton.launch import NVIDIA_OPTIONS, Launch, Pointer
 
 
 @dataclass(frozen=True)
@@ -70,8 +70,10 @@ def compiled(launch: Launch, target: Target) -> Any:
     if not isinstance(launch.kernel, triton.JITFunction):
         raise RuntimeError("the interpreter does not compile: start Python without TRITON_INTERPRET")
     arguments = {name: _stand_in(x) for name, x in launch.arguments.items()}
+    foreign = () if target.gpu.backend == "cuda" else NVIDIA_OPTIONS
+    options = {name: x for name, x in launch.options.items() if name not in foreign}
     with _driver_for(target):
-        return launch.kernel.run(**arguments, **launch.options, grid=launch.grid, warmup=True)
+        return launch.kernel.run(**arguments, **options, grid=launch.grid, warmup=True)
 
 
 def compile_launch(launch: Launch, target: Target) -> Resources:

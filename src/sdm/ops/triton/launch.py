@@ -25,6 +25,7 @@ from sdm.ops.triton.availability import missing_because, version
 
 NEAR = 2**31 - 1  # bytes
 ALIGNMENT = 16  # bytes; Triton compiles another kernel for pointers that are not multiples of it
+NVIDIA_OPTIONS = ("maxnreg",)  # of a launch, that other compilers do not know
 LARGEST_GRID = (2**31 - 1, 65535, 65535)  # of CUDA and ROCm
 
 
@@ -165,6 +166,8 @@ def launch(kernel: Kernel | None, grid: tuple[int, ...], *arguments: object, **k
         with quick_and_quiet():
             kernel[grid](*arguments, **keywords)
         return
+    if first.device.type != "cuda" or torch.version.hip is not None:
+        keywords = {name: x for name, x in keywords.items() if name not in NVIDIA_OPTIONS}
     with _current_device(first.device):
         kernel[grid](*arguments, **keywords)
 

@@ -14,6 +14,7 @@ from sdm.ops.sparse_delta_rule.triton.layout import BACKWARD, FORWARD, Accesses,
 from sdm.ops.triton.launch import is_traced, launch, load_kernel
 
 PARTS = 256 << 20  # bytes that backward's parts of the gradients of weights and gates may take at once
+REDUCED = 8  # tokens whose parts a program adds up
 TABLE_PROGRAMS = 256  # that packed documents fill a launch with; each of its streams has a table of its own
 KINDS = {"planned": None, "bf16": torch.bfloat16, "fp8": torch.float8_e4m3fn, "int4": torch.uint8}
 
@@ -169,7 +170,7 @@ def prepare(problem: Problem, layout: Layout) -> Links:
         J=layout.J,
         PER_WRITE=problem.per_write,
         **problem.options,
-        num_warps=max(min(layout.J // 64, 16), 1),
+        num_warps=max(min(layout.J // 64, 16), min(layout.J // 32, 4), 1),
     )
     return links
 
@@ -220,6 +221,7 @@ def forward(problem: Problem, in_place: bool = False, final: bool = True) -> tup
             S=layout.S,
             **problem.options,
             **layout.options,
+            maxnreg=layout.most_registers,
         )
     return y, table, residual
 
@@ -308,7 +310,8 @@ def backward(
         total = value.new_zeros((max(tables // heads, 1), heads, problem.num_slots, channels), dtype=dtype)
 
     # Writes of a row, and offsets within the ring of rows that are kept of them.
-    counted = torch.int32 if (time * sizes["W"] + layout.WP) * layout.S < 2**31 else torch.int64
+    near = traced or (time * sizes["W"] + layout.WP) * layout.S < 2**31
+    counted = torch.int32 if near else torch.int64
 
     def scratch(*shape: int, kind: torch.dtype = dtype) -> Tensor:
         return value.new_empty(shape, dtype=kind)
@@ -380,10 +383,10 @@ def backward(
             launch(_kernel("backward"), (slabs * count,), **shared, **bounds, **arguments, streams=count)
             launch(
                 _kernel("reduce"),
-                (problem.chunks(layout.C) * heads,),
+                (problem.chunks(REDUCED) * heads,),
                 **shared,
                 **bounds,
-                C=layout.C,
+                C=REDUCED,
                 documents=problem.sequences,
                 count=count,
                 grad_write_weight=outputs.write_weight,

@@ -23,6 +23,7 @@ LONGEST = 16384  # accesses of a token
 FEWEST = 108  # programs at most: the multiprocessors of an A100
 MANY = 512  # programs at least: more than the multiprocessors of a large GPU take at once with the layout for few
 NUMBERS = 512  # of a tile, in a warp
+REGISTERS = 65536  # of a multiprocessor
 SECTOR = 8  # channels of float32 that memory moves at once
 
 
@@ -64,6 +65,11 @@ class Layout:
         the others.
         """
         return {"num_warps": self.warps, "enable_fp_fusion": min(self.WP, self.RP) >= 32}
+
+    @property
+    def most_registers(self) -> int | None:
+        """Registers of a thread in forward, so that two blocks of 8 warps share a multiprocessor; None: any number."""
+        return REGISTERS // (2 * 8 * 32) if self.warps == 8 else None
 
     @staticmethod
     def of(writes: int, reads: int, channels: int, accesses: int) -> Layout:

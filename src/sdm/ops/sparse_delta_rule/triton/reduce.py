@@ -33,7 +33,7 @@ def reduce_kernel(  # type: ignore[no-untyped-def]
     position = first - row * time
     if first >= end:
         return
-    if position < low:
+    if position + C <= low:
         return
     if position >= high:
         return
@@ -42,7 +42,7 @@ def reduce_kernel(  # type: ignore[no-untyped-def]
         gates = W
     width = W + R + gates + 1
     t = tl.arange(0, C)
-    live = (first + t < end)[:, None]
+    live = ((first + t < end) & (position + t >= low) & (position + t < high))[:, None]
     cell = ((first + t) * H + head)[:, None]
     source = partial + ((row * span + position - low + t) * H + head)[:, None] * width
     size = rows * span.to(tl.int64) * H * width
