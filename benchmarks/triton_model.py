@@ -174,7 +174,7 @@ SMALLEST = (1, 8)
 
 
 def store(gpus: list[str], levels: list[int]) -> None:
-    """Write what `sdm plan` knows of the kernels: one entry for the sizes of each level, and nothing of earlier runs."""
+    """Write what `sdm plan` knows of the kernels anew: one entry for the sizes of each level."""
     stored: dict[str, Any] = {"kernels": {}}
     stored["command"], stored["triton"] = "python -m benchmarks.triton_model --store", version()
     for name in gpus:
