@@ -22,7 +22,7 @@ import triton
 import triton.language as tl
 
 from sdm.ops.sparse_delta_rule.triton.replay import replay, reset, ring_of, ring_position
-from sdm.ops.sparse_delta_rule.triton.rows import INVERTED, load_rows, rows_to_recover, store_rows
+from sdm.ops.sparse_delta_rule.triton.rows import INVERTED, kept_rows, load_rows, store_rows
 from sdm.ops.sparse_delta_rule.triton.sequences import at_cell, below, sequence_bounds
 
 
@@ -110,7 +110,9 @@ def backward_kernel(  # type: ignore[no-untyped-def]
         # All rows of the token are asked for at once.
         gradient = load_rows(grad_table, slot, there, channel, lane, D)
         position = ring_position(capacity, count, how.to(count.dtype) - 1)
-        rows = rows_to_recover(slot, how, position, there, channel, lane, table, saved, scales, D, S, KIND, ACC)
+        inverted = there & (how == INVERTED)
+        rows = load_rows(table, slot, inverted, channel, lane, D)
+        kept = kept_rows(position, there & (how > 0), lane, saved, scales, S, KIND, ACC)
         only_read = slot_r >= 0
         rows_r = load_rows(table, tl.where(only_read, slot_r, -1 - slot_r), there_r, channel, lane, D)
         gradient_r = load_rows(grad_table, slot_r, only_read, channel, lane, D)
@@ -155,8 +157,8 @@ def backward_kernel(  # type: ignore[no-untyped-def]
         store_rows(grad_table, slot, own[:, None] * gradient, there, channel, lane, D)
 
         # Each row before its write.
-        recovered = (rows - (strength * weight)[:, None] * error[None, :]) * (1 / own)[:, None]
-        rows = tl.where((how == INVERTED)[:, None], recovered, rows)
+        rows = (rows - (strength * weight)[:, None] * error[None, :]) * (1 / own)[:, None]
+        rows = tl.where(inverted[:, None], rows, kept)
         store_rows(table, slot, rows, there, channel, lane, D)
 
         # The gradients of weights and gates.

@@ -29,23 +29,6 @@ def store_rows(table, slot, rows, wanted, channel, lane, D):  # type: ignore[no-
 
 
 @triton.jit
-def rows_to_recover(  # type: ignore[no-untyped-def]
-    slot, how, position, there, channel, lane, table, saved, scales,
-    D, S: tl.constexpr, KIND: tl.constexpr, ACC: tl.constexpr,
-):  # fmt: skip
-    """[X,S]: rows after a write that is to be inverted, rows before it that were kept, and zeros."""
-    copied = there & (how > 0)
-    if KIND == "planned":
-        of_table = table + slot.to(tl.int64)[:, None] * D + channel[None, :]
-        of_ring = saved + position[:, None] * S + tl.arange(0, S)[None, :]
-        wanted = there & (how != ZERO)
-        rows = tl.load(tl.where(copied[:, None], of_ring, of_table), mask=wanted[:, None] & lane[None, :], other=0)
-    else:
-        rows = kept_rows(position, copied, lane, saved, scales, S, KIND, ACC)
-    return rows
-
-
-@triton.jit
 def keep_rows(rows, position, wanted, lane, saved, scales, S: tl.constexpr, KIND: tl.constexpr):  # type: ignore[no-untyped-def]
     """rows [X,S] to the places `position` [X] of the ring."""
     channel = tl.arange(0, S)
