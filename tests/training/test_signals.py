@@ -108,8 +108,9 @@ def test_an_output_that_is_dead_from_the_start(tmp_path: Path) -> None:
         process = worker(endless(display="plain"), tmp_path, stdout=full, stderr=subprocess.PIPE)
         said = process.communicate(timeout=120)[1].decode()
     assert process.returncode == 1
-    assert "No space left" in said
-    assert len(said.splitlines()) == 1, said
+    # A busy machine adds a line about itself.
+    (line,) = (line for line in said.splitlines() if "oversubscribed" not in line)
+    assert "No space left" in line
 
 
 def test_a_closed_terminal(tmp_path: Path) -> None:
