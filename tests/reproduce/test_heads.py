@@ -5,19 +5,20 @@ from __future__ import annotations
 import pytest
 
 from reproduce.made import outcome, study_results
-from sdm.reproduce import heads as heads_module
+from sdm.reproduce.forms import form_runs
 from sdm.reproduce.heads import FORMS, TASKS, heads_study
 from sdm.reproduce.run_study import study_page
 
 
 @pytest.mark.parametrize("task", TASKS)
 def test_forms_of_heads(task: str) -> None:
-    runs = heads_module.variants(task)
+    runs = form_runs(task, TASKS[task])
     sizes = {form: by_rate[TASKS[task].best[form]].cost() for form, by_rate in runs.items()}
     equal = [form for form in FORMS if form != "one-large"]
     assert len({sizes[form][0].state_elements for form in equal}) == 1
-    assert FORMS["one-more"].accesses == FORMS["four"].heads * FORMS["four"].accesses
-    assert FORMS["four-fewer"].heads * FORMS["four-fewer"].accesses == FORMS["one"].accesses
+    accesses = {name: form.model["num_memory_heads"] * form.model["num_writes"] for name, form in FORMS.items()}
+    assert accesses["one-more"] == accesses["four"]
+    assert accesses["four-fewer"] == accesses["one"]
     large, four = (cost.training_flops_per_token(length) for cost, length in (sizes["one-large"], sizes["four"]))
     assert large == pytest.approx(four, rel=0.01)
     assert sizes["one-large"][0].parameters == pytest.approx(sizes["four"][0].parameters, rel=0.01)
@@ -25,7 +26,7 @@ def test_forms_of_heads(task: str) -> None:
 
 @pytest.mark.parametrize("task", TASKS)
 def test_several_seeds_at_one_rate(task: str) -> None:
-    for form, by_rate in heads_module.variants(task).items():
+    for form, by_rate in form_runs(task, TASKS[task]).items():
         assert {lr: variant.seeds for lr, variant in by_rate.items() if variant.seeds > 1} == {
             TASKS[task].best[form]: 3
         }
@@ -35,7 +36,7 @@ def test_several_seeds_at_one_rate(task: str) -> None:
 def test_page_of_heads() -> None:
     accuracy = {"one": 0.3, "one-more": 0.35, "four": 0.85, "four-fewer": 0.8, "one-large": 0.99}
     outcomes = {}
-    for form, by_rate in heads_module.variants("recall").items():
+    for form, by_rate in form_runs("recall", TASKS["recall"]).items():
         for lr, variant in by_rate.items():
             for seed in range(variant.seeds):
                 value = accuracy[form] + seed / 100 - (0.1 if lr != TASKS["recall"].best[form] else 0.0)

@@ -59,8 +59,8 @@ def test_models_of_needles_only_are_trained_alike() -> None:
 @pytest.mark.parametrize(
     ("group", "rates", "best"),
     [
-        ("layouts and rates", RATES, BEST),
-        ("layouts and rates with needles only", DENSE_RATES, DENSE_BEST),
+        ("rates", RATES, BEST),
+        ("dense-rates", DENSE_RATES, DENSE_BEST),
     ],
 )
 def test_the_sweeps_do_not_see_ruler(group: str, rates: dict[Any, Any], best: dict[Any, Any]) -> None:

@@ -122,6 +122,21 @@ def test_seeds_that_are_missing_leave_a_claim_open() -> None:
     assert incomplete.why == "Not finished: a-0: 1 of 2 seeds, 1 failed. Why."
 
 
+def test_only_some_experiments() -> None:
+    made = study(section(), section("cost", variants=(A,)))
+    assert [(variant.name, seed) for variant, seed in made.runs(["one"])] == [("a-{seed}", 0), ("a-{seed}", 1)]
+    assert made.runs(["one", "both"]) == made.runs()
+    with pytest.raises(UserError, match="--only names experiments of this study: 'both', 'one'; got 'none'"):
+        made.runs(["one", "none"])
+    chart = Chart("chart", "Chart", "x", "y", {"curve": [Point(1.0, 1.0)]})
+    shown = section("shown", lambda results: Exhibit(charts=[(chart, "")], summary="measured"))
+    results = study_results({"b-0": outcome("b-0", {"position": {"nll": 1.0}})}, [A, B])
+    whole = study_page(study(shown, section("cost", variants=(A,))), results)
+    part = study_page(study(shown, section("cost", variants=(A,))), results, only=["both"])
+    assert [finding.key for finding in whole.findings] == ["shown", "cost"]
+    assert [finding.key for finding in part.findings] == ["shown"], "what is not asked for is not missed"
+
+
 def test_results_as_json() -> None:
     page = page_of(section())
     run = replace(losses("a-0", {"d": (1.0, 2.0)}), failure="log")

@@ -33,6 +33,8 @@ class StudyCommand:
     """Run nothing, and write the page from the runs that are there."""
     json: bool = False
     """Print the findings as JSON instead of tables."""
+    only: tuple[str, ...] = ()
+    """Experiments to run, of those that report.html lists; all if none is named."""
 
     def study(self) -> Study:
         """The study of these options."""
@@ -56,6 +58,7 @@ class StudyCommand:
             self.processes,
             lambda jobs: study_progress(jobs, self.processes, screen),
             self.report_only,
+            self.only,
         )
         if self.json:
             show_json({"page": report.path, "findings": [_finding_json(finding) for finding in report.page.findings]})
@@ -116,8 +119,6 @@ class Crossover(StudyCommand):
     """Lengths of the runs, in steps of 2,048 tokens."""
     seeds: int = 3
     """Seeds at the smallest width; the others have one."""
-    ablations: bool = True
-    """Also train every change of the recipe, to 512 steps at the smallest width."""
     text: Literal["code", "pypi"] = "code"
     """The standard library, 4M tokens; or packages of the package index, 79M tokens."""
     changes: tuple[str, ...] = ("sdm-keys", "gdn-shift")
@@ -136,7 +137,7 @@ class Crossover(StudyCommand):
         for width in self.widths:
             if width % 32:
                 raise UserError(f"--widths must be multiples of 32, the size of a head, got {width}")
-        return crossover_study(self.widths, self.steps, self.seeds, self.ablations, self.text, self.changes)
+        return crossover_study(self.widths, self.steps, self.seeds, self.text, self.changes)
 
 
 @dataclass(frozen=True)
@@ -196,7 +197,7 @@ class Facts(StudyCommand):
 
 @dataclass(frozen=True)
 class Heads(StudyCommand):
-    """One memory or four at an equal state, in recall and rebinding, in about an hour on two cores."""
+    """One memory or four at an equal state, in recall, rebinding and code, in about an hour on two cores."""
 
     output: Path = Path("runs/heads")
 
@@ -209,27 +210,16 @@ class Heads(StudyCommand):
 
 @dataclass(frozen=True)
 class Rivals(StudyCommand):
-    """KDA, Raven and FwPKM beside SDM and GDN, in recall and on a level of the tiny ladder. Takes hours; the options
-    select a part of it."""
+    """KDA, Raven and FwPKM beside SDM and GDN, in recall and on a level of the tiny ladder, in an hour on two
+    cores."""
 
     output: Path = Path("runs/rivals")
-    steps: int = 450
-    """Steps of the models of recall."""
-    seeds: int = 3
-    """Seeds of every model."""
-    rates: tuple[float, ...] = (1.5e-3, 3e-3, 6e-3)
-    """Learning rates of the models of recall."""
-    code_rates: tuple[float, ...] = (5e-3, 1e-2)
-    """Learning rates of the models of code; none leaves them out."""
-    forms: Literal["all", "first"] = "all"
-    """All forms of SDM and Raven in recall, or the first one of each model."""
 
     def study(self) -> Study:
         """Recall, and a level of the tiny ladder."""
         from sdm.reproduce.rivals import rivals_study
 
-        at_least_one(steps=self.steps, seeds=self.seeds, rates=len(self.rates))
-        return rivals_study(self.steps, self.seeds, self.rates, self.code_rates, self.forms == "all")
+        return rivals_study()
 
 
 @dataclass(frozen=True)

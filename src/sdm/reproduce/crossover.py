@@ -108,7 +108,6 @@ def crossover_study(
     widths: Sequence[int],
     steps: Sequence[int],
     seeds: int,
-    ablations: bool = True,
     text: Text = "code",
     changes: Sequence[str] = ("sdm-keys", "gdn-shift"),
 ) -> Study:
@@ -118,7 +117,6 @@ def crossover_study(
         widths: Widths d of the models; the smallest has all seeds, the others one.
         steps: Numbers of steps, of 2,048 tokens each.
         seeds: Seeds at the smallest width.
-        ablations: Train every change of the recipe, to `SHORT` steps at the smallest width.
         text: What the models are trained on.
         changes: Names of `CHANGES` that are trained to all steps and widths, besides the two plain models.
     """
@@ -126,26 +124,24 @@ def crossover_study(
     places = [(width, count) for width in widths for count in sorted(steps)]
     seeds_of = {width: seeds if width == smallest else 1 for width in widths}
     models = {name: _curve(name, places, seeds_of, text) for name in dict.fromkeys((BASELINE, RIVAL, *changes))}
-    groups = {"along tokens and width": every(models)}
+    short = {name: variant(name, smallest, SHORT, seeds, text) for name in CHANGES}
+    groups = {"curve": every(models), "changes": every(short)}
     sections = [_curve_section(models), _shift_section(models)]
     if NULL in models:
         sections.append(_initial_state_section(models[BASELINE][places[-1]], models[NULL][places[-1]]))
-    if ablations:
-        short = {name: variant(name, smallest, SHORT, seeds, text) for name in CHANGES}
-        groups[f"changes at {SHORT} steps"] = every(short)
-        sections.append(
-            Comparison(
-                "changes",
-                f"Changes of the recipe at equal FLOPs, {_place(smallest, SHORT)}",
-                "The paper trains none of these.",
-                "not reported",
-                DEVIATIONS,
-                "Choices are made on other documents (`valid`) than those of the table.",
-                variants=every(short),
-                base=short[RIVAL],
-                summary=lambda results: validation_summary(results, every(short), "choices are made"),
-            )
+    sections.append(
+        Comparison(
+            "changes",
+            f"Changes of the recipe at equal FLOPs, {_place(smallest, SHORT)}",
+            "The paper trains none of these.",
+            "not reported",
+            DEVIATIONS,
+            "Choices are made on other documents (`valid`) than those of the table.",
+            variants=every(short),
+            base=short[RIVAL],
+            summary=lambda results: validation_summary(results, every(short), "choices are made"),
         )
+    )
     lead = (
         "By the paper's plain recipe and with very few tokens GDN predicts code better than SDM; the paper's models "
         "are larger, see more, and SDM is ahead. This study shows when SDM overtakes GDN at a laptop's scale, and what "

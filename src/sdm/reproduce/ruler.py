@@ -272,10 +272,10 @@ def ruler_study(samples: int = 100) -> Study:
     )
     groups = {
         "compared": every(compared),
-        "layouts and rates": every(sweeps),
-        "needles only": every(dense),
-        "layouts and rates with needles only": every(dense_sweeps),
-        "trained to 2,048 tokens": every(wide),
+        "rates": every(sweeps),
+        "dense": every(dense),
+        "dense-rates": every(dense_sweeps),
+        "wide": every(wide),
     }
     return Study("ruler", "RULER in miniature", LEAD, groups, sections, round_of=by_seed)
 

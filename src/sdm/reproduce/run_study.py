@@ -68,6 +68,7 @@ def run_study(
     processes: int = 1,
     progress: MakeProgress = lambda jobs: nullcontext(lambda statuses: None),
     report_only: bool = False,
+    only: Sequence[str] = (),
 ) -> StudyReport:
     """Run what is not done and write the page of everything that is there.
 
@@ -77,20 +78,22 @@ def run_study(
         processes: Runs at a time, one thread each.
         progress: Makes a listener for the jobs of a round.
         report_only: Run nothing.
+        only: Experiments to run, of `study.groups`; all if none is named. The page shows what the folder has of others.
 
     Raises:
-        UserError: If another process works in the folder, or it cannot be used. Failed runs are in the report.
+        UserError: If an experiment is not known, another process works in the folder, or it cannot be used. Failed
+            runs are in the report.
     """
-    start = time.perf_counter()
+    start, runs = time.perf_counter(), study.runs(only)
     if report_only and not output.is_dir():
         raise UserError(f"--output: {output} is not a folder; without --report-only it is made")
     with study_lock(output):
-        failures = _read_failures(output) if report_only else _run(study, output, processes, progress)
+        failures = _read_failures(output) if report_only else _run(study, runs, output, processes, progress)
         if not report_only:
             _measure_speed(study, StudyResults(output, failures))
             _write_traces(study, StudyResults(output, failures))
         results = StudyResults(output, failures)
-        page = study_page(study, results, time.perf_counter() - start)
+        page = study_page(study, results, time.perf_counter() - start, only)
         outcomes = {variant.run_name(seed): results.outcome(variant, seed) for variant, seed in study.runs()}
         write_json(output / "results.json", _as_json(page, outcomes))
         path = write_page(page, output)
@@ -98,10 +101,12 @@ def run_study(
     return StudyReport(page, path, failed, len(outcomes))
 
 
-def _run(study: Study, output: Path, processes: int, progress: MakeProgress) -> dict[str, str]:
+def _run(
+    study: Study, runs: Sequence[tuple[Variant, int]], output: Path, processes: int, progress: MakeProgress
+) -> dict[str, str]:
     """Run the jobs. Returns the end of the log of each that failed."""
     rounds: dict[int, list[Job]] = {}
-    for variant, seed in study.runs():
+    for variant, seed in runs:
         rounds.setdefault(study.round_of(variant, seed), []).append(variant.job(seed))
     prepare_corpora([job for jobs in rounds.values() for job in jobs])
     failures: dict[str, str] = {}
@@ -156,9 +161,11 @@ def _write_traces(study: Study, results: StudyResults) -> None:
                 log.warning("%s is not traced: %s", outcome.folder.name, error)
 
 
-def study_page(study: Study, results: StudyResults, seconds: float = 0.0) -> Page:
-    """The page of a study from whatever its folder holds."""
-    findings = tuple(_finding(section, results) for section in study.sections)
+def study_page(study: Study, results: StudyResults, seconds: float = 0.0, only: Sequence[str] = ()) -> Page:
+    """The page of a study from whatever its folder holds. With some experiments only, what is missing was not asked
+    for, and is left out."""
+    made = (_finding(section, results) for section in study.sections)
+    findings = tuple(finding for finding in made if not only or finding.verdict != "missing")
     runs = study.runs()
     trained = sum(results.outcome(*run).facts is not None for run in runs)
     counts = {name: sum(finding.verdict == name for finding in findings) for name in ("agrees", "differs", "unclear")}

@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from sdm.analysis.pages import Verdict
+from sdm.errors import UserError
 from sdm.evaluation.measurement import Measurement
 from sdm.evaluation.position import UnitValue, nats, whole
 from sdm.evaluation.report import AnyChart, Point, Table
@@ -230,9 +231,17 @@ class Study:
                 by_name[variant.name] = variant
         return list(by_name.values())
 
-    def runs(self) -> list[tuple[Variant, int]]:
-        """All runs, seed by seed."""
-        variants = self.variants()
+    def runs(self, only: Sequence[str] = ()) -> list[tuple[Variant, int]]:
+        """The runs of all experiments or of some, seed by seed.
+
+        Raises:
+            UserError: If an experiment is not one of the study's groups.
+        """
+        if unknown := [name for name in only if name not in self.groups]:
+            names = ", ".join(map(repr, self.groups))
+            raise UserError(f"--only names experiments of this study: {names}; got {', '.join(map(repr, unknown))}")
+        wanted = {variant.name for name in only or self.groups for variant in self.groups[name]}
+        variants = [variant for variant in self.variants() if variant.name in wanted]
         seeds = range(max((variant.seeds for variant in variants), default=0))
         return [(variant, seed) for seed in seeds for variant in variants if seed < variant.seeds]
 

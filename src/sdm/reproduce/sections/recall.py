@@ -31,9 +31,6 @@ RULER = "RULER (13 tasks), 1.4B: SDM 31.2, GDN 20.0, full attention 32.5; 8B: 50
 SEQUENCES = {
     "sdm": "SDM, more slots",
     "gdn": "GDN, fewer and wider heads",
-    "kda": "KDA",
-    "raven": "Raven, more slots",
-    "fwpkm": "FwPKM",
 }
 
 
