@@ -18,11 +18,13 @@ from sdm.evaluation.report import AnyChart, Chart, Grid, Reference, Table
 from sdm.evaluation.ruler.measurement import Ruler
 from sdm.evaluation.statistics import Mean, weighted_mean
 from sdm.reproduce.exhibits import (
+    FLOPS,
     FORWARD,
+    INITIAL_STATE,
+    PARAMETERS,
     STATE,
     accuracy_claim,
     best_rate,
-    fact_cell,
     negative_valid_loss,
     table,
 )
@@ -384,13 +386,7 @@ def _costs(results: StudyResults, models: Iterable[Variant]) -> Table:
         losses = [run.facts.valid_loss for run in results.by_seed(variant).values() if run.facts is not None]
         return shown(weighted_mean(known)) if (known := [loss for loss in losses if loss is not None]) else "missing"
 
-    columns = {  # of the runs: their vocabulary is not known before
-        "loss": loss,
-        "parameters": fact_cell(lambda facts: f"{facts.parameters:,}"),
-        "M0": fact_cell(lambda facts: f"{facts.initial_state_parameters:,}"),
-        "state": fact_cell(lambda facts: f"{facts.state_elements:,}"),
-        "FLOPs": fact_cell(lambda facts: f"{facts.flops_per_token:,}"),
-    }
+    columns = {"loss": loss, "parameters": PARAMETERS, "M0": INITIAL_STATE, "state": STATE, "FLOPs": FLOPS}
     caption = f"Loss of answers on held-out rows of the training's generator, nats per token. {FORWARD}"
     return table(results, "Loss, size and cost", models, columns, caption)
 

@@ -331,7 +331,9 @@ class TrainConfig:
     def data_sizes(self) -> tuple[int, int]:
         """Return the sequence length and the vocabulary size of the data, without opening text."""
         if isinstance(self.data, TextConfig):
-            return self.data.sequence_length, self.model.vocab_size or UNKNOWN_VOCABULARY
+            _, is_trained, size = self.data.tokenizer.partition("bpe:")
+            vocabulary = int(size) if is_trained and size.isdecimal() else UNKNOWN_VOCABULARY
+            return self.data.sequence_length, self.model.vocab_size or vocabulary
         task = open_data(self.data, "train", self.schedule.steps)
         return task.sequence_length, task.vocab_size
 
