@@ -121,5 +121,5 @@ def test_sizes_of_data_are_known_before_its_text_is_read(tmp_path: Path) -> None
     assert missing.data_sizes() == (32, 1024)
     known = replace(missing, model=replace(missing.model, vocab_size=300))
     assert known.data_sizes() == (32, 300)
-    trained = TrainConfig(data=CorpusConfig(sources=("nowhere",), tokenizer="bpe:777", sequence_length=32))
+    trained = replace(missing, data=replace(missing.data, tokenizer="bpe:777"))
     assert trained.data_sizes() == (32, 777), "the size of a tokenizer that is trained is known before"
