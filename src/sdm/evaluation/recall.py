@@ -7,13 +7,24 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from sdm.data.batch import IGNORED
-from sdm.data.config import TextConfig
+from sdm.data.config import CorpusConfig, TextConfig
 from sdm.errors import UserError, check_size
 from sdm.evaluation.eval_model import EvalModel
 from sdm.evaluation.measurement import Measurement, Pairs, Plan, Result, Unit
-from sdm.evaluation.recall_tasks import PAIRS, TEXT_NEEDLE, Size, Task, default_config, name_of, task_of, text_needle
+from sdm.evaluation.recall_tasks import (
+    PAIRS,
+    TEXT_NEEDLE,
+    Row,
+    Size,
+    Task,
+    default_config,
+    name_of,
+    task_of,
+    text_needle,
+)
 from sdm.evaluation.report import Chart, Point, Report, Table
 from sdm.evaluation.statistics import proportion
 
@@ -21,6 +32,7 @@ __all__ = ["PAIRS", "Recall"]
 
 AUTO = "auto"
 ROWS = 4  # at a time
+WHOLE_ANSWERS = (TEXT_NEEDLE, "retrieval")  # tasks whose answers have several tokens
 DEPTHS = 5  # parts of a row by which needles are told apart
 
 
@@ -30,12 +42,12 @@ class Recall(Measurement):
 
     task: str = AUTO
     """auto: what a run was trained on, text-needle for models of text. Or recall, rebinding (a key is bound several
-    times, the last value counts), needle, facts (of training), mqar, mad-TASK, text-needle."""
+    times, the last value counts), needle, facts (of training), mqar, mad-TASK, text-needle, retrieval (of training)."""
     sizes: tuple[int, ...] = ()
     """Numbers of pairs, or lengths for needles; none: the task's own."""
     rows: int | None = None
-    """Rows at each size; none: 1000 of MQAR and 1280 of MAD, as published, 100 of text, and of the others as many as it
-    takes to ask for 8192 values."""
+    """Rows at each size; none: 1000 of MQAR and 1280 of MAD, as published, 100 of text and retrieval, and of the others
+    as many as it takes to ask for 8192 values."""
     haystack: str = "code"
     """text-needle: the text around it: code (Python's standard library), text (State of the Union), or files."""
     seed: int = 1
@@ -74,7 +86,7 @@ class Recall(Measurement):
             name = TEXT_NEEDLE
         if name == TEXT_NEEDLE:
             return text_needle(lm, self.haystack, self.sizes, self.seed), trained
-        if config is None or isinstance(config, TextConfig) or name not in (AUTO, trained):
+        if config is None or isinstance(config, CorpusConfig) or name not in (AUTO, trained):
             config = default_config(name)
         task = task_of(config, self.sizes, self.seed)
         if task.vocab_size > lm.vocab_size:
@@ -114,7 +126,7 @@ class Recall(Measurement):
 
 
 def ask(lm: EvalModel, task: Task, size: Size, numbers: Sequence[int]) -> list[dict[str, Any]]:
-    """How many answers of each row are the model's likeliest token; of a text, whether all of them are."""
+    """How many answers of each row are right: the model's likeliest tokens."""
     rows = [task.row(size, number) for number in numbers]
     ids, targets = (torch.cat([getattr(row.batch, name) for row in rows]) for name in ("input_ids", "targets"))
     wanted = targets != IGNORED
@@ -125,14 +137,8 @@ def ask(lm: EvalModel, task: Task, size: Size, numbers: Sequence[int]) -> list[d
     for row in rows:
         place = slice(start, start + row.batch.num_targets)
         start = place.stop
-        if task.name == TEXT_NEEDLE:
-            assert row.depth is not None
-            result: dict[str, Any] = {
-                "right": int(right[place].all()),
-                "asked": 1,
-                "tokens": float(right[place].float().mean()),
-            }
-            result["depths"] = [[_part(float(row.depth[0])), result["right"], 1]]
+        if task.name in WHOLE_ANSWERS:
+            result = _whole_answers(right[place], row)
         else:
             result = {"right": int(right[place].sum()), "asked": row.batch.num_targets}
             if row.depth is not None:
@@ -143,6 +149,17 @@ def ask(lm: EvalModel, task: Task, size: Size, numbers: Sequence[int]) -> list[d
                 result["former"] = int((answers[place].unsqueeze(-1) == row.former).any(-1).sum())
         results.append(result)
     return results
+
+
+def _whole_answers(right: Tensor, row: Row) -> dict[str, Any]:
+    """An answer is a stretch of tokens, and right if all of them are."""
+    places = (row.batch.targets[0] != IGNORED).nonzero().squeeze(1)
+    sizes = (torch.cat([places.diff(), places.new_tensor([2])]) > 1).nonzero().squeeze(1) + 1
+    whole = [bool(part.all()) for part in right.tensor_split(sizes[:-1])]
+    result: dict[str, Any] = {"right": sum(whole), "asked": len(whole), "tokens": float(right.float().mean())}
+    if row.depth is not None:
+        result["depths"] = [[_part(float(row.depth[0])), result["right"], 1]]
+    return result
 
 
 def _part(depth: float) -> int:

@@ -27,6 +27,7 @@ from sdm.data.needle import needle_rows
 from sdm.data.randomness import generator_of, hash_of
 from sdm.data.rebinding import rebinding_rows
 from sdm.data.recall import RecallConfig, recall_batch
+from sdm.data.retrieval import SHARES, Retrieval
 from sdm.data.sources import open_source
 from sdm.errors import DataError, UserError, did_you_mean
 from sdm.evaluation.eval_model import EvalModel
@@ -82,7 +83,7 @@ class Task:
     """Rows at each size; None: as many as the wanted number of answers takes."""
 
 
-def task_of(config: TaskConfig, sizes: tuple[int, ...], seed: int) -> Task:
+def task_of(config: TaskConfig | RetrievalConfig, sizes: tuple[int, ...], seed: int) -> Task:
     """The task of a configuration, at the sizes given or its own."""
     return _TASKS[type(config)](config, sizes, seed)
 
@@ -225,6 +226,26 @@ def _facts(config: FactsConfig, sizes: tuple[int, ...], seed: int) -> Task:
     return Task("facts", "Facts of training", source.vocab_size, "facts", (size,), row, data, rows)
 
 
+def _retrieval(config: RetrievalConfig, sizes: tuple[int, ...], seed: int) -> Task:
+    """Needles in text that are asked for one by one, of the generator of training; rows may be longer than its own."""
+    lengths = sizes or tuple(config.sequence_length * 4**step for step in range(3))
+    shares: dict[str, Any] = dict.fromkeys(SHARES, 0.0)
+    configs = {
+        length: replace(config, sequence_length=length, curriculum=False, batch_size=1, seed=seed, **shares)
+        for length in lengths
+    }
+    sources = {length: Retrieval(single, "test") for length, single in configs.items()}
+
+    def row(size: Size, number: int) -> Row:
+        return Row(sources[size.number].batch(number, [0]))
+
+    first = sources[lengths[0]]
+    sized = tuple(Size(length, length, 1) for length in lengths)
+    data = {"source": config.source, "ruler_phrasing": config.ruler_phrasing, "rows": first.fingerprint}
+    title = "Needles in text, of the generator of training"
+    return Task("retrieval", title, first.vocab_size, "tokens of a row", sized, row, data, rows=100)
+
+
 def _held_out(config: MADTaskConfig, sizes: tuple[int, ...], seed: int) -> Task:
     """A task of one size: other rows of what was trained on."""
     if sizes:
@@ -249,6 +270,7 @@ _TASKS: dict[type, Callable[[Any, tuple[int, ...], int], Task]] = {
     MQARTaskConfig: _mqar,
     MADTaskConfig: _held_out,
     FactsConfig: _facts,
+    RetrievalConfig: _retrieval,
 }
 
 

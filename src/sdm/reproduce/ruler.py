@@ -2,9 +2,10 @@
 
 The models are those of `recipes.tasks.retrieval`: they learn retrieval from rows of 512 tokens with other keys and
 haystacks than RULER's, and are measured on RULER's own tasks from 512 tokens on. GDN's layouts and rates are swept on
-held-out rows of the training's generator, and so is SDM's rate; RULER's samples decide nothing. "Needles only" trains
-with rows that hold needles and nothing else, so that the size of the state counts, and measures `DENSE` beside tasks
-with one to four needles. A third experiment trains to 2,048 tokens, with chains of variables.
+held-out rows of the training's generator, and so are SDM's rate and the decay that both start with; RULER's samples
+decide nothing. "Needles only" trains with rows that hold needles and nothing else, so that the size of the state
+counts, and measures `DENSE` beside tasks with one to four needles. A third experiment trains to 2,048 tokens, with
+chains of variables.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from sdm.evaluation.measurement import Measurement
+from sdm.evaluation.recall import Recall
 from sdm.evaluation.report import AnyChart, Chart, Grid, Reference, Table
 from sdm.evaluation.ruler.measurement import Ruler
 from sdm.evaluation.statistics import Mean, weighted_mean
@@ -23,9 +25,12 @@ from sdm.reproduce.exhibits import (
     INITIAL_STATE,
     PARAMETERS,
     STATE,
+    accuracy_at,
     accuracy_claim,
     best_rate,
+    mean_cell,
     negative_valid_loss,
+    seeds_cell,
     table,
 )
 from sdm.reproduce.recipes.tasks import RETRIEVAL_DEVIATIONS, retrieval
@@ -159,6 +164,9 @@ DENSE_RATES: dict[Layout | None, tuple[float, ...]] = {
 }
 DENSE_BEST: dict[str, tuple[Layout | None, float]] = {"sdm": (None, 5e-3), "gdn": ((1, 128), 2.5e-3)}
 ATTENTION: dict[str, Any] = {"lr": 2e-3, "steps": 900, "start_length": 64}
+CHOICE = {"choice": Recall(task="retrieval", sizes=(512, 8192), rows=100, seed=2)}
+"""Held-out rows of the training's generator, at the trained length and at 16 times of it."""
+FASTER_DECAY = 0.16  # the largest rate that decay starts with, where it is not the recipe's
 LONGER = 1200  # twice the steps of the others
 TARGETED = ("sdm", "sdm-longer")
 """The models that the targets are compared with."""
@@ -212,7 +220,7 @@ def models(samples: int = 100) -> dict[str, Variant]:
     """The models that are compared, by architecture."""
     near = SHORT.measurements(samples, 8192)  # attention's time grows with the square of the length
     return {
-        **_sdm_and_gdn(SHORT.measurements(samples), BEST),
+        **_sdm_and_gdn({**SHORT.measurements(samples), **CHOICE}, BEST),
         "full_attention": _attention("attention", "full attention", near, global_layer="full_attention"),
         "mixed": _attention("mixed", "mixed FA/SDM", near, layer_types=MIXED),
     }
@@ -240,6 +248,17 @@ def wide_models(samples: int = 100) -> dict[str, Variant]:
     }
 
 
+def decay_models(compared: Mapping[str, Variant]) -> dict[str, Variant]:
+    """SDM and GDN with twice the steps: with the decay of the recipe, which are compared, and with a faster one."""
+    made = {}
+    for name, (layout, lr) in BEST.items():
+        slow = compared[f"{name}-longer"]
+        fast = swept(layout, (lr,), "decay-longer-", steps=LONGER, largest_decay_rate=FASTER_DECAY)[lr]
+        made[f"{name}-fast"] = replace(fast, label=f"{slow.label}, faster decay", measurements=CHOICE, seeds=SEEDS)
+        made[name] = slow
+    return made
+
+
 Sweeps = Mapping[str, Mapping[float, Variant]]
 """By the label of a form: its variants by learning rate."""
 
@@ -264,10 +283,12 @@ def ruler_study(samples: int = 100) -> Study:
         samples: Samples of each task at lengths near the trained one; longer prompts have fewer.
     """
     compared, dense, wide = models(samples), dense_models(samples), wide_models(samples)
+    decays = decay_models(compared)
     sweeps, dense_sweeps = _sweeps(RATES, compared), _sweeps(DENSE_RATES, dense, "dense-", **DENSE_ROWS)
     sections = (
         ruler_section("ruler", "RULER beyond the trained length", SHORT, compared),
         _sweep_section("sweep", "Layouts and rates", sweeps),
+        _decay_section(decays),
         ruler_section("ruler-dense", "Needles only", NEEDLES_ONLY, dense),
         _sweep_section("sweep-dense", "Layouts and rates with needles only", dense_sweeps),
         ruler_section("ruler-wide", f"Trained to {WIDE.trained:,} tokens", WIDE, wide),
@@ -275,6 +296,7 @@ def ruler_study(samples: int = 100) -> Study:
     groups = {
         "compared": every(compared),
         "rates": every(sweeps),
+        "decay": every(decays),
         "dense": every(dense),
         "dense-rates": every(dense_sweeps),
         "wide": every(wide),
@@ -408,6 +430,38 @@ def _chart(
         charts.append(Chart(name, title, "tokens", "accuracy", curves, log_x=True, percent=True, references=references))
     caption = "RULER's tasks by the length of the context, means over seeds with 95% intervals."
     return Grid(key, "RULER by the length of the context", charts, width=3), caption
+
+
+def _decay_section(models: Mapping[str, Variant]) -> Section:
+    """Whether slower decay carries recall beyond the trained length."""
+    places = {f"{length:,} tokens": accuracy_at(length) for length in (512, 8192)}
+
+    def exhibit(results: StudyResults) -> Exhibit:
+        columns = {
+            "largest rate": lambda results, variant: f"{variant.recipe(0).model.largest_decay_rate:g}",
+            "seeds": seeds_cell("choice"),
+            **{place: mean_cell(value, "choice", percent=True) for place, value in places.items()},
+            "each seed, 8,192 tokens": each_seed,
+        }
+        caption = (
+            "Whole answers on held-out rows of the training's generator. The rate of a head's decay is drawn between 0 "
+            "and the largest one, and learned."
+        )
+        return Exhibit([table(results, "Decay at the start", models.values(), columns, caption)])
+
+    def each_seed(results: StudyResults, variant: Variant) -> str:
+        return " ".join(f"{100 * x:.0f}%" for x in results.values(variant, accuracy_at(8192), "choice").values())
+
+    return Section(
+        "decay",
+        "Decay at the start",
+        "A row that many tokens write is decayed by each of them.",
+        "one rate, drawn up to 16",
+        (WRITE_RULE, *RETRIEVAL_DEVIATIONS),
+        exhibit=exhibit,
+        variants=list(models.values()),
+        measurement="choice",
+    )
 
 
 def _sweep_section(key: str, title: str, sweeps: Sweeps) -> Section:

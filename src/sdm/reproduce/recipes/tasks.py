@@ -187,7 +187,7 @@ RETRIEVAL_DEVIATIONS = (
     "instead of text; the loss is that of answers",
     "keys of SDM and GDN come from the previous token (a shift), and GDN has no short convolution then; W_q starts "
     "equal to W_k",
-    "decay rates A of SDM and GDN start below 0.16 instead of 16: slow decay; SDM has N = 1024, W = R = 16",
+    "decay rates A of SDM and GDN start below 0.016 instead of 16: slow decay; SDM has N = 1024, W = R = 16",
     "weights are initialised at a standard deviation of 0.1; M0 starts at 0.002",
     "a curriculum: rows grow from 128 to 512 tokens between one and three fifths of the steps, and begin with few "
     "pairs, short keys and short values",
@@ -208,6 +208,7 @@ def retrieval(
     start_length: int = 128,
     tracking: float = 0.0,
     dense: float = 0.0,
+    largest_decay_rate: float = 0.016,
 ) -> TrainConfig:
     """Retrieval tasks in text, of RULER's kind: numbers hidden in noise and sentences; minutes on a laptop."""
     aided = global_layer != "full_attention"
@@ -225,7 +226,7 @@ def retrieval(
         initializer_range=0.1,
         shift_keys=aided,
         tie_query_initialization=aided,
-        largest_decay_rate=0.16,
+        largest_decay_rate=largest_decay_rate,
         tie_word_embeddings=True,
     )
     data = RetrievalConfig(
