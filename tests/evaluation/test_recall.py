@@ -20,6 +20,7 @@ from sdm.data import (
     NeedleConfig,
     RebindingConfig,
     RecallConfig,
+    RetrievalConfig,
 )
 from sdm.data.config import TaskConfig
 from sdm.errors import UserError
@@ -201,6 +202,47 @@ def test_a_number_told_in_a_text(folders: dict[str, Path], texts: Path) -> None:
         text_needle(lm, str(texts), (40,), 1)
     with pytest.raises(UserError, match=r"--haystack: .* fewer than a row of 100000"):
         text_needle(lm, str(texts), (100_000,), 1)
+
+
+class Oracle:
+    """Predicts every target, but for some of those that are asked for."""
+
+    def __init__(self, targets: Tensor, wrong: tuple[int, ...] = ()) -> None:
+        self.targets, self.wrong = targets, wrong
+
+    def predict(self, ids: Tensor, wanted: Tensor) -> Tensor:
+        answers = self.targets[wanted].clone()
+        answers[list(self.wrong)] += 1
+        return answers
+
+
+def test_an_answer_about_a_needle_is_right_if_all_of_its_tokens_are(texts: Path, tmp_path: Path) -> None:
+    text = " ".join(f"The {word} harbour was measured {count} times." for count, word in enumerate(["old", "new"] * 40))
+    (tmp_path / "sentences.txt").write_text(text)
+    config = RetrievalConfig(
+        source=str(tmp_path), num_sentences=50, tokenizer="bpe:400", cache_dir=tmp_path / "cache", sequence_length=128
+    )
+    task = task_of(config, (), 1)
+    assert [size.length for size in task.sizes] == [128, 512, 2048], "beyond the trained length too"
+    for size in task.sizes:
+        row, again = task.row(size, 5), task.row(size, 5)
+        assert row.batch.input_ids.shape == (1, size.length)
+        assert torch.equal(row.batch.input_ids, again.batch.input_ids)
+        places = (row.batch.targets[0] != IGNORED).nonzero().squeeze(1).tolist()
+        starts = [number for number, place in enumerate(places) if number == 0 or place > places[number - 1] + 1]
+        assert len(places) >= 4 * len(starts), "keys are restated before their values"
+        counts = {"right": len(starts), "asked": len(starts)}
+        (result,) = ask(Oracle(row.batch.targets), task, size, [5])  # type: ignore[arg-type]
+        assert result == {**counts, "tokens": 1.0}
+        for number, start in enumerate(starts):
+            stop = [*starts, len(places)][number + 1]
+            for wrong in ((start,), (stop - 1,), (start, stop - 1)):
+                (result,) = ask(Oracle(row.batch.targets, wrong), task, size, [5])  # type: ignore[arg-type]
+                assert result["right"] == len(starts) - 1
+        (result,) = ask(Oracle(row.batch.targets, tuple(range(len(places)))), task, size, [5])  # type: ignore[arg-type]
+        assert (result["right"], result["tokens"]) == (0, 0.0)
+    other = task_of(config, (128,), 2)
+    assert not torch.equal(other.row(other.sizes[0], 5).batch.input_ids, task.row(task.sizes[0], 5).batch.input_ids)
 
 
 @pytest.fixture(scope="module")

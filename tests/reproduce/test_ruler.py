@@ -29,7 +29,7 @@ def test_models_of_ruler_differ_in_their_global_layer() -> None:
     assert {config.data for config in configs.values() if config.data.start_length == 128} == {RetrievalConfig()}
     for name in ("sdm", "gdn"):
         model = configs[name].model
-        assert (model.shift_keys, model.tie_query_initialization, model.largest_decay_rate) == (True, True, 0.16)
+        assert (model.shift_keys, model.tie_query_initialization, model.largest_decay_rate) == (True, True, 0.016)
         assert model.short_convolution == 0
     assert not configs["full_attention"].model.shift_keys, "attention gets no aid"
     assert configs["full_attention"].schedule.steps > configs["sdm"].schedule.steps
@@ -72,7 +72,17 @@ def test_the_sweeps_do_not_see_ruler(group: str, rates: dict[Any, Any], best: di
     assert [variant.recipe(0).model.layer_types[2] for variant in measured] == list(best)
     assert {variant.seeds for variant in measured} == {3}
     measurements = [kind for variant in measured for kind in variant.measurements.values()]
-    assert all(isinstance(kind, Ruler) and kind.seed == 43 for kind in measurements)
+    assert all(kind.seed == 43 for kind in measurements if isinstance(kind, Ruler))
+
+
+def test_the_decay_is_chosen_on_rows_of_the_generator() -> None:
+    models = ruler_module.decay_models(ruler_module.models())
+    for name in ("sdm", "gdn"):
+        slow, fast = models[name], models[f"{name}-fast"]
+        assert [list(kind.measurements) for kind in (fast,)] == [["choice"]], "RULER decides nothing"
+        assert slow.measurements["choice"] == fast.measurements["choice"]
+        ours, theirs = slow.recipe(2), fast.recipe(2)
+        assert replace(ours, model=replace(ours.model, largest_decay_rate=0.16)) == theirs
 
 
 def test_page_of_ruler() -> None:
@@ -84,13 +94,14 @@ def test_page_of_ruler() -> None:
                 "ruler": ruler_summary(near, (512, 2048)),
                 "ruler-far": ruler_summary(far + seed / 100, (8192,)),
                 "ruler-dense": ruler_summary(far, (512, 2048, 8192), (DENSE,)),
+                "choice": {"accuracy": {"512": near, "8192": far}},
             }
             run = models[name].run_name(seed)
             outcomes[run] = outcome(run, summaries, valid_loss=0.5)
     study = ruler_study()
     page = study_page(study, study_results(outcomes, study.variants()))
-    ruler, sweep, dense, dense_sweep, wide = page.findings
-    assert {dense.verdict, dense_sweep.verdict, wide.verdict} == {"missing"}
+    ruler, sweep, decay, dense, dense_sweep, wide = page.findings
+    assert {decay.verdict, dense.verdict, dense_sweep.verdict, wide.verdict} == {"missing"}
     claims, targets, accuracies, costs = ruler.tables
     assert [row[2].split(": ")[-1] for row in targets.rows] == ["reached", "reached", "missed", "missed"]
     assert {row[3] for row in targets.rows} == {"missing: missing"}, "twice the steps: no runs"

@@ -249,12 +249,14 @@ def wide_models(samples: int = 100) -> dict[str, Variant]:
 
 
 def decay_models(compared: Mapping[str, Variant]) -> dict[str, Variant]:
-    """SDM and GDN with twice the steps: with the decay of the recipe, which are compared, and with a faster one."""
+    """SDM and GDN with twice the steps: with the decay of the recipe, which are compared, and with a faster one, GDN with
+    one seed."""
     made = {}
     for name, (layout, lr) in BEST.items():
         slow = compared[f"{name}-longer"]
         fast = swept(layout, (lr,), "decay-longer-", steps=LONGER, largest_decay_rate=FASTER_DECAY)[lr]
-        made[f"{name}-fast"] = replace(fast, label=f"{slow.label}, faster decay", measurements=CHOICE, seeds=SEEDS)
+        label, seeds = f"{slow.label}, faster decay", SEEDS if layout is None else 1
+        made[f"{name}-fast"] = replace(fast, label=label, measurements=CHOICE, seeds=seeds)
         made[name] = slow
     return made
 
