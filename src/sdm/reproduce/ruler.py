@@ -249,8 +249,7 @@ def wide_models(samples: int = 100) -> dict[str, Variant]:
 
 
 def decay_models(compared: Mapping[str, Variant]) -> dict[str, Variant]:
-    """SDM and GDN with twice the steps: with the decay of the recipe, which are compared, and with a faster one, GDN with
-    one seed."""
+    """SDM and GDN with twice the steps, with the decay of the recipe and with a faster one: three seeds and one."""
     made = {}
     for name, (layout, lr) in BEST.items():
         slow = compared[f"{name}-longer"]
