@@ -297,6 +297,12 @@ def test_figure_refuses_outputs(tmp_path: Path) -> None:
     assert sorted(os.listdir(tmp_path)) == ["file", "folder.png"], "nothing is left behind"
 
 
+def test_reproduce_refuses_experiments_that_it_does_not_have() -> None:
+    assert "--only names experiments of this study: 'recall', 'code'; got 'cost'" in refusal(
+        "reproduce", "quick", "--only", "code", "cost"
+    )
+
+
 def test_reproduce_refuses_no_processes() -> None:
     assert "--processes" in refusal("reproduce", "quick", "--processes", 0)
     assert "--processes" in refusal("reproduce", "crossover", "--processes", 0)
