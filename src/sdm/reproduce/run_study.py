@@ -218,7 +218,7 @@ def _finding(section: Section, results: StudyResults) -> Finding:
     verdict = combined([row[-1] for row in rows], missing)
     if verdict == "measured" and not (tables or charts or exhibit.summary):
         verdict = "missing"
-    unfinished = f"Not finished: {'; '.join(missing)}." if missing else ""
+    unfinished = f"Not finished: {'; '.join(missing)}." if missing and verdict != "missing" else ""
     return replace(
         finding,
         found="; ".join(part for part in (exhibit.summary, *measured) if part) or NOT_YET,
