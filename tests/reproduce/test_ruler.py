@@ -13,7 +13,7 @@ from sdm.data import RetrievalConfig
 from sdm.evaluation.ruler.measurement import Ruler
 from sdm.reproduce import ruler as ruler_module
 from sdm.reproduce.recipes.tasks import retrieval
-from sdm.reproduce.ruler import BEST, DENSE, DENSE_BEST, DENSE_RATES, RATES, TASKS, Experiment, Lengths, ruler_study
+from sdm.reproduce.ruler import BEST, DENSE, DENSE_RATES, RATES, TASKS, Experiment, Lengths, ruler_study
 from sdm.reproduce.run_study import study_page
 from sdm.reproduce.study import Study
 
@@ -32,12 +32,7 @@ def test_models_of_ruler_differ_in_their_global_layer() -> None:
         assert (model.shift_keys, model.tie_query_initialization, model.largest_decay_rate) == (True, True, 0.016)
         assert model.short_convolution == 0
     assert not configs["full_attention"].model.shift_keys, "attention gets no aid"
-    assert configs["full_attention"].schedule.steps > configs["sdm"].schedule.steps
-    assert (
-        configs["sdm-longer"].schedule.steps
-        == configs["gdn-longer"].schedule.steps
-        == 2 * configs["sdm"].schedule.steps
-    )
+    assert {config.schedule.steps for config in configs.values()} == {1200}
     assert retrieval("sdm", seed=1).data.seed == 1
     sizes = {name: variant.cost()[0] for name, variant in models.items()}
     assert sizes["sdm"].parameters <= 1.01 * sizes["gdn"].parameters, "GDN has at least SDM's parameters"
@@ -59,8 +54,8 @@ def test_models_of_needles_only_are_trained_alike() -> None:
 @pytest.mark.parametrize(
     ("group", "rates", "best"),
     [
-        ("rates", RATES, BEST),
-        ("dense-rates", DENSE_RATES, DENSE_BEST),
+        ("rates", RATES, {}),
+        ("dense-rates", DENSE_RATES, BEST),
     ],
 )
 def test_the_sweeps_do_not_see_ruler(group: str, rates: dict[Any, Any], best: dict[Any, Any]) -> None:
@@ -70,7 +65,7 @@ def test_the_sweeps_do_not_see_ruler(group: str, rates: dict[Any, Any], best: di
     measured = [variant for variant in sweep if variant.measurements]
     assert [variant.recipe(0).optim.lr for variant in measured] == [lr for _, lr in best.values()]
     assert [variant.recipe(0).model.layer_types[2] for variant in measured] == list(best)
-    assert {variant.seeds for variant in measured} == {3}
+    assert {variant.seeds for variant in measured} <= {3}
     measurements = [kind for variant in measured for kind in variant.measurements.values()]
     assert all(kind.seed == 43 for kind in measurements if isinstance(kind, Ruler))
 
@@ -101,17 +96,16 @@ def test_page_of_ruler() -> None:
     study = ruler_study()
     page = study_page(study, study_results(outcomes, study.variants()))
     ruler, sweep, decay, dense, dense_sweep, wide = page.findings
-    assert {decay.verdict, dense.verdict, dense_sweep.verdict, wide.verdict} == {"missing"}
+    assert {sweep.verdict, dense.verdict, dense_sweep.verdict, wide.verdict} == {"missing"}
+    assert decay.tables[0].rows[1] == ("SDM", "0.016", "3", "95.0 ± 0.0%", "70.0 ± 0.0%", "70% 70% 70%")
     claims, targets, accuracies, costs = ruler.tables
-    assert [row[2].split(": ")[-1] for row in targets.rows] == ["reached", "reached", "missed", "missed"]
-    assert {row[3] for row in targets.rows} == {"missing: missing"}, "twice the steps: no runs"
+    assert [row[-1] for row in targets.rows] == ["reached", "reached", "missed", "missed"]
     assert accuracies.columns == ("task, tokens", "SDM (3 seeds)", "GDN, 1x128 (3 seeds)")
     assert accuracies.rows[0] == ("single_1, 512 (trained)", "95.0 ± 0.0%", "50.0 ± 0.0%")
     assert accuracies.rows[-1] == ("multikey_2, 8,192", "70.0 ± 0.0%", "10.0 ± 0.0%")
-    assert [row[1] for row in costs.rows[:3]] == ["0.500 ± 0.000", "missing", "0.500 ± 0.000"]
-    assert [row[-1] for row in claims.rows] == ["agrees"] * 5 + ["missing"] * 10
+    assert [row[1] for row in costs.rows[:3]] == ["0.500 ± 0.000", "0.500 ± 0.000", "missing"]
+    assert [row[-1] for row in claims.rows] == ["agrees"] * 5 + ["missing"] * 5
     assert "SDM - GDN, 1x128, accuracy on multikey_1 at 512 tokens (points)" in claims.rows[0][0]
-    assert "SDM 0.500 at 0.005" in sweep.found
     assert ruler.illustrations
 
 

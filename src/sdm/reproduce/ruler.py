@@ -133,7 +133,13 @@ WIDE = Experiment(
     {"ruler": Lengths((2048,), (*TASKS, "vt")), "ruler-farthest": Lengths((32768,), (*TASKS, "vt"), 5)},
     (((MULTIKEY,), 2048), ((MULTIKEY,), 32768), (SINGLE, 32768)),
 )
-WIDE_ROWS: dict[str, Any] = {"sequence_length": 2048, "tracking": 0.15, "steps": 1500}
+FASTER_DECAY = 0.16  # the largest rate that decay started with before the recipe's was chosen
+WIDE_ROWS: dict[str, Any] = {
+    "sequence_length": 2048,
+    "tracking": 0.15,
+    "steps": 1500,
+    "largest_decay_rate": FASTER_DECAY,
+}
 FEW_NEEDLES = (SINGLE[1], MULTIKEY)
 NEEDLES_ONLY = Experiment(
     1024,
@@ -146,7 +152,11 @@ NEEDLES_ONLY = Experiment(
     (((DENSE,), 512), ((DENSE,), 1024), ((DENSE,), 2048), ((DENSE,), 8192), ((MULTIKEY,), 8192)),
     note="Three of ten rows hold needles only, 30 to 50 of them in 1,024 tokens, of which one to four are asked for.",
 )
-DENSE_ROWS: dict[str, Any] = {"sequence_length": NEEDLES_ONLY.trained, "dense": 0.3}
+DENSE_ROWS: dict[str, Any] = {
+    "sequence_length": NEEDLES_ONLY.trained,
+    "dense": 0.3,
+    "largest_decay_rate": FASTER_DECAY,
+}
 FEW_SLOTS = 64  # a sixteenth of SDM's: does the size of the state count?
 
 Layout = tuple[int, int]
@@ -162,14 +172,10 @@ DENSE_RATES: dict[Layout | None, tuple[float, ...]] = {
     (2, 64): (2.5e-3,),
     (1, 128): (1.25e-3, 2.5e-3, 5e-3),
 }
-DENSE_BEST: dict[str, tuple[Layout | None, float]] = {"sdm": (None, 5e-3), "gdn": ((1, 128), 2.5e-3)}
-ATTENTION: dict[str, Any] = {"lr": 2e-3, "steps": 900, "start_length": 64}
+LONGER = 1200  # steps of the models that are compared: twice those of the sweeps
+ATTENTION: dict[str, Any] = {"lr": 2e-3, "steps": LONGER, "start_length": 64}
 CHOICE = {"choice": Recall(task="retrieval", sizes=(512, 8192), rows=100, seed=2)}
 """Held-out rows of the training's generator, at the trained length and at 16 times of it."""
-FASTER_DECAY = 0.16  # the largest rate that decay starts with, where it is not the recipe's
-LONGER = 1200  # twice the steps of the others
-TARGETED = ("sdm", "sdm-longer")
-"""The models that the targets are compared with."""
 MIXED = ("sliding_attention", "sdm", "full_attention", "sliding_attention")
 
 LEAD = (
@@ -195,21 +201,12 @@ def swept(layout: Layout | None, rates: Sequence[float], prefix: str = "", **fie
     return sweep(f"{prefix}{name}-lr{{lr:g}}-seed{{seed}}", label, rates, {}, 1, retrieval, **model)
 
 
-def _sdm_and_gdn(
-    measurements: Mapping[str, Measurement],
-    best: Mapping[str, tuple[Layout | None, float]],
-    prefix: str = "",
-    **rows: object,
-) -> dict[str, Variant]:
-    """SDM and GDN in the best form of each, and the same with twice the steps."""
-    made = {}
-    for name, (layout, lr) in best.items():
-        variant = swept(layout, (lr,), prefix, **rows)[lr]
-        longer = swept(layout, (lr,), f"{prefix}longer-", steps=LONGER, **rows)[lr]
-        made[name] = replace(variant, measurements=measurements, seeds=SEEDS)
-        label = f"{variant.label}, twice the steps"
-        made[f"{name}-longer"] = replace(longer, label=label, measurements=measurements, seeds=SEEDS)
-    return made
+def _compared(
+    name: str, measurements: Mapping[str, Measurement], prefix: str = "", seeds: int = SEEDS, **fields: object
+) -> Variant:
+    """SDM or GDN in its best form, measured on RULER."""
+    layout, lr = BEST[name]
+    return replace(swept(layout, (lr,), prefix, **fields)[lr], measurements=measurements, seeds=seeds)
 
 
 def _attention(name: str, label: str, measurements: Mapping[str, Measurement], **fields: object) -> Variant:
@@ -219,44 +216,42 @@ def _attention(name: str, label: str, measurements: Mapping[str, Measurement], *
 def models(samples: int = 100) -> dict[str, Variant]:
     """The models that are compared, by architecture."""
     near = SHORT.measurements(samples, 8192)  # attention's time grows with the square of the length
+    measurements = {**SHORT.measurements(samples), **CHOICE}
     return {
-        **_sdm_and_gdn({**SHORT.measurements(samples), **CHOICE}, BEST),
+        **{name: _compared(name, measurements, "longer-", steps=LONGER) for name in BEST},
         "full_attention": _attention("attention", "full attention", near, global_layer="full_attention"),
         "mixed": _attention("mixed", "mixed FA/SDM", near, layer_types=MIXED),
     }
 
 
 def dense_models(samples: int = 100) -> dict[str, Variant]:
-    """The models that are trained with rows of needles only."""
+    """The models that are trained with rows of needles only: with the steps of the sweeps, and with twice as many."""
     measurements = NEEDLES_ONLY.measurements(samples)
+    made = {name: _compared(name, measurements, "dense-", **DENSE_ROWS) for name in BEST}
+    for name in BEST:
+        longer = _compared(name, measurements, "dense-longer-", steps=LONGER, **DENSE_ROWS)
+        made[f"{name}-longer"] = replace(longer, label=f"{longer.label}, twice the steps")
+    small = _compared("sdm", measurements, f"dense-n{FEW_SLOTS}-", 1, num_slots=FEW_SLOTS, **DENSE_ROWS)
     attention = {"global_layer": "full_attention", **DENSE_ROWS}
-    _, lr = DENSE_BEST["sdm"]
-    small = swept(None, (lr,), f"dense-n{FEW_SLOTS}-", num_slots=FEW_SLOTS, **DENSE_ROWS)[lr]
     return {
-        **_sdm_and_gdn(measurements, DENSE_BEST, "dense-", **DENSE_ROWS),
-        "sdm-small": replace(small, label=f"SDM, {FEW_SLOTS} slots", measurements=measurements),
+        **made,
+        "sdm-small": replace(small, label=f"SDM, {FEW_SLOTS} slots"),
         "full_attention": _attention("dense-attention", "full attention", measurements, **attention),
     }
 
 
 def wide_models(samples: int = 100) -> dict[str, Variant]:
     """SDM and GDN trained to 2,048 tokens with all tasks; one seed."""
-    measurements = WIDE.measurements(samples)
-    return {
-        name: replace(swept(layout, (lr,), "wide-", **WIDE_ROWS)[lr], measurements=measurements)
-        for name, (layout, lr) in BEST.items()
-    }
+    return {name: _compared(name, WIDE.measurements(samples), "wide-", 1, **WIDE_ROWS) for name in BEST}
 
 
 def decay_models(compared: Mapping[str, Variant]) -> dict[str, Variant]:
-    """SDM and GDN with twice the steps, with the decay of the recipe and with a faster one: three seeds and one."""
+    """SDM and GDN as they are compared, and with a faster decay: SDM with all seeds, GDN with one."""
     made = {}
-    for name, (layout, lr) in BEST.items():
-        slow = compared[f"{name}-longer"]
-        fast = swept(layout, (lr,), "decay-longer-", steps=LONGER, largest_decay_rate=FASTER_DECAY)[lr]
-        label, seeds = f"{slow.label}, faster decay", SEEDS if layout is None else 1
-        made[f"{name}-fast"] = replace(fast, label=label, measurements=CHOICE, seeds=seeds)
-        made[name] = slow
+    for name, seeds in (("sdm", SEEDS), ("gdn", 1)):
+        fast = _compared(name, CHOICE, "decay-longer-", seeds, steps=LONGER, largest_decay_rate=FASTER_DECAY)
+        made[f"{name}-fast"] = replace(fast, label=f"{fast.label}, faster decay")
+        made[name] = compared[name]
     return made
 
 
@@ -285,7 +280,10 @@ def ruler_study(samples: int = 100) -> Study:
     """
     compared, dense, wide = models(samples), dense_models(samples), wide_models(samples)
     decays = decay_models(compared)
-    sweeps, dense_sweeps = _sweeps(RATES, compared), _sweeps(DENSE_RATES, dense, "dense-", **DENSE_ROWS)
+    sweeps, dense_sweeps = (
+        _sweeps(RATES, {}, largest_decay_rate=FASTER_DECAY),
+        _sweeps(DENSE_RATES, dense, "dense-", **DENSE_ROWS),
+    )
     sections = (
         ruler_section("ruler", "RULER beyond the trained length", SHORT, compared),
         _sweep_section("sweep", "Layouts and rates", sweeps),
@@ -338,10 +336,9 @@ def ruler_section(key: str, title: str, experiment: Experiment, compared: Mappin
     def exhibit(results: StudyResults) -> Exhibit:
         if (accuracies := _table(results, experiment, compared.values())) is None:
             return Exhibit()
-        sdm = [compared[name] for name in TARGETED if name in compared]
-        words = []
+        sdm, words = compared["sdm"], []
         for tasks, length in experiment.places:
-            mean = _mean(results, experiment, sdm[0], tasks, length)
+            mean = _mean(results, experiment, sdm, tasks, length)
             words.append(f"{_names(tasks)} at {length:,} {shown(mean, 1, percent=True)}")
         tables = [
             *([_targets(results, experiment, sdm)] if experiment.targets else []),
@@ -350,9 +347,7 @@ def ruler_section(key: str, title: str, experiment: Experiment, compared: Mappin
         ]
         ends = f"Trained lengths end at {experiment.trained:,} tokens: longer ones were never seen."
         notes = [note for note in (TRAINED_ON, experiment.note, ends) if note]
-        return Exhibit(
-            tables, [_chart(key, results, experiment, compared)], notes, f"{sdm[0].label}: " + ", ".join(words)
-        )
+        return Exhibit(tables, [_chart(key, results, experiment, compared)], notes, f"{sdm.label}: " + ", ".join(words))
 
     return Section(
         key,
@@ -375,16 +370,15 @@ def _names(tasks: Sequence[str]) -> str:
     return " and ".join(map(_short, tasks))
 
 
-def _targets(results: StudyResults, experiment: Experiment, models: Sequence[Variant]) -> Table:
+def _targets(results: StudyResults, experiment: Experiment, sdm: Variant) -> Table:
     """What was asked of SDM before the runs, and whether it was reached."""
     rows = []
     for label, tasks, length, target in experiment.targets:
-        means = [_mean(results, experiment, model, tasks, length) for model in models]
-        verdicts = ["missing" if mean is None else "reached" if mean.value >= target else "missed" for mean in means]
-        cells = (f"{shown(mean, 1, percent=True)}: {verdict}" for mean, verdict in zip(means, verdicts, strict=True))
-        rows.append((f"{label}, {length:,} tokens", f"{100 * target:.0f}%", *cells))
+        mean = _mean(results, experiment, sdm, tasks, length)
+        verdict = "missing" if mean is None else "reached" if mean.value >= target else "missed"
+        rows.append((f"{label}, {length:,} tokens", f"{100 * target:.0f}%", shown(mean, 1, percent=True), verdict))
     caption = f"Means over seeds with 95% intervals. Trained to {experiment.trained:,} tokens."
-    return Table("Targets of SDM", ("tasks", "target", *(model.label for model in models)), rows, caption)
+    return Table("Targets of SDM", ("tasks", "target", "measured", "verdict"), rows, caption)
 
 
 def _table(results: StudyResults, experiment: Experiment, models: Iterable[Variant]) -> Table | None:
