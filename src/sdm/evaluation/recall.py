@@ -154,8 +154,8 @@ def ask(lm: EvalModel, task: Task, size: Size, numbers: Sequence[int]) -> list[d
 def _whole_answers(right: Tensor, row: Row) -> dict[str, Any]:
     """An answer is a stretch of tokens, and right if all of them are."""
     places = (row.batch.targets[0] != IGNORED).nonzero().squeeze(1)
-    sizes = (torch.cat([places.diff(), places.new_tensor([2])]) > 1).nonzero().squeeze(1) + 1
-    whole = [bool(part.all()) for part in right.tensor_split(sizes[:-1])]
+    starts = (places.diff() > 1).nonzero().squeeze(1) + 1
+    whole = [bool(answer.all()) for answer in right.tensor_split(starts)]
     result: dict[str, Any] = {"right": sum(whole), "asked": len(whole), "tokens": float(right.float().mean())}
     if row.depth is not None:
         result["depths"] = [[_part(float(row.depth[0])), result["right"], 1]]
