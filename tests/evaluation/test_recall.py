@@ -27,7 +27,7 @@ from sdm.errors import UserError
 from sdm.evaluation.eval_model import EvalModel, open_model
 from sdm.evaluation.measurement import evaluate
 from sdm.evaluation.recall import Recall, ask
-from sdm.evaluation.recall_tasks import name_of, task_of, text_needle
+from sdm.evaluation.recall_tasks import default_config, name_of, task_of, text_needle
 from sdm.evaluation.results import read_results
 from sdm.evaluation.statistics import proportion, wilson
 from sdm.models import SDMCache, SDMForCausalLM
@@ -241,6 +241,10 @@ def test_an_answer_about_a_needle_is_right_if_all_of_its_tokens_are(texts: Path,
                 assert result["right"] == len(starts) - 1
         (result,) = ask(Oracle(row.batch.targets, tuple(range(len(places)))), task, size, [5])  # type: ignore[arg-type]
         assert (result["right"], result["tokens"]) == (0, 0.0)
+    with pytest.raises(UserError, match="--sizes: a row of retrieval has at least 32 tokens, got 31"):
+        task_of(config, (128, 31), 1)
+    with pytest.raises(UserError, match="--task retrieval asks what a run of `sdm train retrieval` was trained on"):
+        default_config("retrieval")
     other = task_of(config, (128,), 2)
     assert not torch.equal(other.row(other.sizes[0], 5).batch.input_ids, task.row(task.sizes[0], 5).batch.input_ids)
 

@@ -39,6 +39,7 @@ BPE = "bpe:"
 # Numbers in pairs of digits; names of variables in letters, but "VAR" whole.
 ISOLATED = (PAIRS_OF_DIGITS, r"VAR|[A-Z](?=[A-Z])|(?<=[A-Z])[A-Z]")
 LENGTH_STEP = 16  # tokens: lengths of the curriculum are multiples
+SHORTEST_ROW = 2 * LENGTH_STEP
 SHARES = ("pairs", "multivalue", "multiquery", "tracking", "text", "dense")
 
 
@@ -102,8 +103,8 @@ class RetrievalConfig:
             raise DataError(
                 f"start_length = {self.start_length} must not exceed sequence_length = {self.sequence_length}"
             )
-        if min(self.sequence_length, self.start_length) < 2 * LENGTH_STEP:
-            raise DataError(f"sequence_length and start_length must be at least {2 * LENGTH_STEP} tokens")
+        if min(self.sequence_length, self.start_length) < SHORTEST_ROW:
+            raise DataError(f"sequence_length and start_length must be at least {SHORTEST_ROW} tokens")
 
 
 class Retrieval(CurriculumRows):

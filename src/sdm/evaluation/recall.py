@@ -16,6 +16,7 @@ from sdm.evaluation.eval_model import EvalModel
 from sdm.evaluation.measurement import Measurement, Pairs, Plan, Result, Unit
 from sdm.evaluation.recall_tasks import (
     PAIRS,
+    RETRIEVAL,
     TEXT_NEEDLE,
     Row,
     Size,
@@ -32,7 +33,7 @@ __all__ = ["PAIRS", "Recall"]
 
 AUTO = "auto"
 ROWS = 4  # at a time
-WHOLE_ANSWERS = (TEXT_NEEDLE, "retrieval")  # tasks whose answers have several tokens
+WHOLE_ANSWERS = (TEXT_NEEDLE, RETRIEVAL)  # tasks whose answers have several tokens
 DEPTHS = 5  # parts of a row by which needles are told apart
 
 

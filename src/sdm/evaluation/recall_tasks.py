@@ -27,7 +27,7 @@ from sdm.data.needle import needle_rows
 from sdm.data.randomness import generator_of, hash_of
 from sdm.data.rebinding import rebinding_rows
 from sdm.data.recall import RecallConfig, recall_batch
-from sdm.data.retrieval import SHARES, Retrieval
+from sdm.data.retrieval import SHARES, SHORTEST_ROW, Retrieval
 from sdm.data.sources import open_source
 from sdm.errors import DataError, UserError, did_you_mean
 from sdm.evaluation.eval_model import EvalModel
@@ -38,7 +38,7 @@ BOUND_PAIRS = (4, 8, 16, 32, 64, 128)
 LENGTHS = tuple(64 * 2**step for step in range(12))
 BEYOND = 4  # times the length that was trained on, to which needles are hidden
 PUBLISHED_ROWS = {"mqar": 1000, "mad": 1280}  # held-out rows of the published comparisons
-TEXT_NEEDLE = "text-needle"
+TEXT_NEEDLE, RETRIEVAL = "text-needle", "retrieval"
 
 Axis = Literal["pairs to keep apart (K)", "tokens of a row", "facts"]
 
@@ -90,6 +90,8 @@ def task_of(config: TaskConfig | RetrievalConfig, sizes: tuple[int, ...], seed: 
 
 def default_config(name: str) -> TaskConfig:
     """What a task is by itself, whatever a model was trained on."""
+    if name == RETRIEVAL:
+        raise UserError(f"--task {name} asks what a run of `sdm train retrieval` was trained on; this model is none")
     if name not in _DEFAULTS:
         choices = [*_DEFAULTS, TEXT_NEEDLE]
         raise UserError(f"--task: there is no task {name!r}; {did_you_mean(name, choices)}")
@@ -101,7 +103,7 @@ def name_of(config: DataConfig) -> str:
     if isinstance(config, CorpusConfig):
         return "text"
     if isinstance(config, RetrievalConfig):
-        return "retrieval"
+        return RETRIEVAL
     if isinstance(config, MADTaskConfig):
         return f"mad-{config.task}"
     kinds: dict[type, str] = {
@@ -229,6 +231,8 @@ def _facts(config: FactsConfig, sizes: tuple[int, ...], seed: int) -> Task:
 def _retrieval(config: RetrievalConfig, sizes: tuple[int, ...], seed: int) -> Task:
     """Needles in text that are asked for one by one, of the generator of training; rows may be longer than its own."""
     lengths = sizes or tuple(config.sequence_length * 4**step for step in range(3))
+    if min(lengths) < SHORTEST_ROW:
+        raise UserError(f"--sizes: a row of {RETRIEVAL} has at least {SHORTEST_ROW} tokens, got {min(lengths)}")
     shares: dict[str, Any] = dict.fromkeys(SHARES, 0.0)
     configs = {
         length: replace(config, sequence_length=length, curriculum=False, batch_size=1, seed=seed, **shares)
@@ -243,7 +247,7 @@ def _retrieval(config: RetrievalConfig, sizes: tuple[int, ...], seed: int) -> Ta
     sized = tuple(Size(length, length, 1) for length in lengths)
     data = {"source": config.source, "ruler_phrasing": config.ruler_phrasing, "rows": first.fingerprint}
     title = "Needles in text, of the generator of training"
-    return Task("retrieval", title, first.vocab_size, "tokens of a row", sized, row, data, rows=100)
+    return Task(RETRIEVAL, title, first.vocab_size, "tokens of a row", sized, row, data, rows=100)
 
 
 def _held_out(config: MADTaskConfig, sizes: tuple[int, ...], seed: int) -> Task:
