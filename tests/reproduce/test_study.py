@@ -18,7 +18,7 @@ from sdm.reproduce.jobs import Outcome, study_lock
 from sdm.reproduce.run_study import run_study, study_page
 from sdm.reproduce.sections.loss import Comparison, position_section
 from sdm.reproduce.sections.memory import cost_section
-from sdm.reproduce.study import RULE, Claim, Expected, Section, Study, Variant, by_seed, combined, shown
+from sdm.reproduce.study import NOT_REPORTED, RULE, Claim, Expected, Section, Study, Variant, by_seed, combined, shown
 from sdm.run.config import ScheduleConfig, TrainConfig
 from training.runs import text_run
 
@@ -61,6 +61,9 @@ def test_verdicts(expected: Expected, low: float | None, high: float | None, ver
     claim = Claim("x", "y", lambda results: None, expected)
     assert claim.verdict(Difference(middle, low, high, "95% interval over 2 seeds")) == verdict
     assert claim.verdict(None) == "missing"
+    unreported = replace(claim, paper=NOT_REPORTED)
+    assert unreported.verdict(Difference(middle, low, high, "95% interval over 2 seeds")) == "measured"
+    assert unreported.verdict(None) == "missing"
 
 
 def test_several_verdicts() -> None:
@@ -69,7 +72,8 @@ def test_several_verdicts() -> None:
     assert combined(["agrees", "unclear"]) == combined(["agrees", "missing"]) == "unclear"
     assert combined(["agrees", "differs", "missing"]) == "differs"
     assert combined(["missing", "missing"]) == "missing"
-    assert combined([]) == "measured"
+    assert combined([]) == combined(["measured", "measured"]) == combined(["measured", "missing"]) == "measured"
+    assert combined(["measured", "agrees"]) == "agrees"
 
 
 def test_means_for_tables() -> None:

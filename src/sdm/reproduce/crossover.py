@@ -19,7 +19,7 @@ from sdm.reproduce.exhibits import PAIRED, curves, difference_curve, loss_claim,
 from sdm.reproduce.quick import WORDS
 from sdm.reproduce.recipes.code import LENGTH, PLAIN_DEVIATIONS, Text, plain_code
 from sdm.reproduce.sections.loss import Comparison, position_section
-from sdm.reproduce.study import WRITE_RULE, Exhibit, Section, Study, StudyResults, Variant, every, shown
+from sdm.reproduce.study import NOT_REPORTED, WRITE_RULE, Exhibit, Section, Study, StudyResults, Variant, every, shown
 from sdm.run.config import TrainConfig
 
 # Choices are made on one set of documents and reported on the other.
@@ -134,7 +134,7 @@ def crossover_study(
             "changes",
             f"Changes of the recipe at equal FLOPs, {_place(smallest, SHORT)}",
             "The paper trains none of these.",
-            "not reported",
+            NOT_REPORTED,
             DEVIATIONS,
             "Choices are made on other documents (`valid`) than those of the table.",
             variants=every(short),
@@ -250,7 +250,7 @@ def _shift_section(models: Mapping[str, Curve]) -> Section:
         "shift",
         title,
         "The paper's keys come from the token itself; its models may learn to join a token to the one before.",
-        "not reported",
+        NOT_REPORTED,
         DEVIATIONS,
         exhibit=exhibit,
         variants=every(models),

@@ -11,7 +11,16 @@ from sdm.evaluation.report import Point, Table
 from sdm.evaluation.statistics import Difference
 from sdm.models import Cost
 from sdm.reproduce.jobs import RunFacts
-from sdm.reproduce.study import Claim, Expected, StudyResults, SummaryValue, Variant, point, shown
+from sdm.reproduce.study import (
+    NOT_REPORTED,
+    Claim,
+    Expected,
+    StudyResults,
+    SummaryValue,
+    Variant,
+    point,
+    shown,
+)
 
 NATS = "nats per token"
 PAIRED = (
@@ -207,7 +216,7 @@ Model = Variant | Callable[[StudyResults], Variant | None]
 def loss_claim(
     first: Model,
     second: Model,
-    paper: str = "not reported",
+    paper: str = NOT_REPORTED,
     value: UnitValue = whole,
     expected: Expected = "below",
     quantity: str = "",

@@ -36,7 +36,19 @@ from sdm.reproduce.exhibits import (
 )
 from sdm.reproduce.recipes import mini as ladder
 from sdm.reproduce.recipes import tasks as recipes
-from sdm.reproduce.study import WRITE_RULE, Claim, Exhibit, Section, Study, StudyResults, Variant, by_seed, every, sweep
+from sdm.reproduce.study import (
+    NOT_REPORTED,
+    WRITE_RULE,
+    Claim,
+    Exhibit,
+    Section,
+    Study,
+    StudyResults,
+    Variant,
+    by_seed,
+    every,
+    sweep,
+)
 from sdm.run.config import TrainConfig
 
 SEEDS = 3
@@ -101,7 +113,7 @@ def recall_task(
         return results.values(variant, value, "choice").get(0)
 
     def claim(text: str, first: Variant, second: Variant) -> Claim:
-        return accuracy_claim(f"{text}, accuracy at {pairs} pairs", "not reported", first, second, value, "recall")
+        return accuracy_claim(f"{text}, accuracy at {pairs} pairs", NOT_REPORTED, first, second, value, "recall")
 
     def chart(results: StudyResults, variants: Sequence[Variant]) -> tuple[AnyChart, str]:
         curves: dict[str, list[Point]] = {}

@@ -32,7 +32,7 @@ from sdm.reproduce.exhibits import (
     table,
 )
 from sdm.reproduce.recipes.graft import BASES, LENGTH, SHORT, WINDOW, adapt, pretrain
-from sdm.reproduce.study import Exhibit, Section, Study, StudyResults, Variant, every, shown
+from sdm.reproduce.study import NOT_REPORTED, Exhibit, Section, Study, StudyResults, Variant, every, shown
 from sdm.run.config import TrainConfig
 
 DOCUMENTS = 16
@@ -300,7 +300,7 @@ def _methods_section(runs: BaseRuns, base_steps: int, steps: int) -> Section:
         runs.architecture,
         f"{runs.architecture}: {window}",
         "Augmenting existing architectures with SDM layers is possible." + limited,
-        "not reported",
+        NOT_REPORTED,
         (
             f"bases of four blocks, d = 64, trained on {base_steps * LENGTH / 1e6:.1f}M tokens of code here; every "
             f"method on {steps * LENGTH / 1e6:.2f}M tokens in rows of 2,048",
@@ -339,10 +339,10 @@ def _task_section(runs: BaseRuns) -> Section:
         "recall",
         f"{runs.architecture}: recall beyond the window",
         "A memory recalls what attention cannot see.",
-        "not reported",
+        NOT_REPORTED,
         ("the base has never seen the task, and the rates are those that were chosen on code",),
         exhibit=exhibit,
-        claims=[accuracy_claim(quantity, "not reported", runs.task["sdm"], runs.task["gdn"], value, "recall")],
+        claims=[accuracy_claim(quantity, NOT_REPORTED, runs.task["sdm"], runs.task["gdn"], value, "recall")],
         variants=every(runs.task),
         measurement="recall",
     )
@@ -373,7 +373,7 @@ def _choices_section(runs: BaseRuns) -> Section:
         f"{runs.architecture}: choices on validation documents",
         "Every method has a rate of its own. LoRA of rank 16, M0, distillation and everything trained take those of "
         "their kin.",
-        "not reported",
+        NOT_REPORTED,
         exhibit=exhibit,
         variants=every([runs.rates, runs.places]),
         measurement="valid",

@@ -15,7 +15,7 @@ from typing import Any
 from sdm.reproduce.forms import Form, Recipe, code_task, form_study, recall_task
 from sdm.reproduce.recipes import tasks as recipes
 from sdm.reproduce.recipes.mini import mini
-from sdm.reproduce.study import Section, Study
+from sdm.reproduce.study import NOT_REPORTED, Section, Study
 from sdm.run.config import TrainConfig
 
 STEPS = 300
@@ -76,7 +76,7 @@ def heads_study() -> Study:
         "heads",
         "Heads at equal state",
         "The paper takes one head: fewer heads make a larger state at the same cost.",
-        "not reported",
+        NOT_REPORTED,
         ("64 slots a head, 1,024 in the single head of equal cost",),
     )
     lead = (

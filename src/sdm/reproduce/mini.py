@@ -40,6 +40,7 @@ from sdm.reproduce.sections.loss import Comparison, position_curve, position_sec
 from sdm.reproduce.sections.memory import access_section, cost_section, utilisation_section
 from sdm.reproduce.sections.recall import Forms, accuracy_section, recall_section
 from sdm.reproduce.study import (
+    NOT_REPORTED,
     WRITE_RULE,
     Claim,
     Section,
@@ -250,7 +251,7 @@ def mini_study() -> Study:
                 loss_claim(larger, smaller, paper)
                 for (smaller, larger), paper in zip(
                     itertools.pairwise(sizes.values()),
-                    ("-0.010, 27 to 108 MB", "-0.023, 108 to 432 MB", "not reported"),
+                    ("-0.010, 27 to 108 MB", "-0.023, 108 to 432 MB", NOT_REPORTED),
                     strict=True,
                 )
             ],

@@ -15,7 +15,7 @@ from sdm.reproduce.forms import Form, code_task, form_study, recall_task
 from sdm.reproduce.quick import WORDS
 from sdm.reproduce.recipes.mini import mini
 from sdm.reproduce.recipes.tasks import recall
-from sdm.reproduce.study import Section, Study
+from sdm.reproduce.study import NOT_REPORTED, Section, Study
 from sdm.run.config import TrainConfig
 
 PAIRS = 256
@@ -84,7 +84,7 @@ def rivals_study() -> Study:
         "rivals",
         "SDM beside rivals of 2026",
         "The paper compares SDM with GDN and Mamba2, and cites FwPKM.",
-        "not reported",
+        NOT_REPORTED,
         UNTUNED,
     )
     lead = (

@@ -25,6 +25,7 @@ from sdm.files import DamagedFile, read_json, write_json
 from sdm.ranks import usable_cores
 from sdm.reproduce.jobs import Job, Outcome, Progress, prepare_corpora, run_jobs, study_lock
 from sdm.reproduce.study import (
+    NOT_REPORTED,
     NOT_YET,
     RULE,
     SPEED_FOLDER,
@@ -207,7 +208,12 @@ def _finding(section: Section, results: StudyResults) -> Finding:
     except UserError as error:
         return replace(finding, verdict="failed", why=str(error))
     rows = [
-        (f"{claim.quantity}: {claim.in_words(difference)}", claim.paper, claim.expected, claim.verdict(difference))
+        (
+            f"{claim.quantity}: {claim.in_words(difference)}",
+            claim.paper,
+            "-" if claim.paper == NOT_REPORTED else claim.expected,
+            claim.verdict(difference),
+        )
         for claim, difference in differences
     ]
     measured = [row[0] for row in rows if row[-1] != "missing"]

@@ -33,6 +33,7 @@ WRITE_RULE = (
     'sum: its figure, its appendix and its equality with GDN need it. The printed form is `update="slot"`'
 )
 NOT_YET = "not measured yet"
+NOT_REPORTED = "not reported"  # by the paper
 SPEED_FOLDER = "study-speed"  # in evaluations/ of a run, beside what `sdm eval speed` measures
 
 
@@ -107,7 +108,8 @@ Expected = Literal["below", "above", "zero"]
 RULE = (
     "Rule: a claim agrees if its whole interval is on the paper's side of zero, differs if it is on the other side, "
     "and is unclear if zero is inside or there is no interval. A prediction (side: zero) agrees if zero is inside its "
-    "interval, and else differs. Verdicts are about the direction of a difference, not its size."
+    "interval, and else differs. Verdicts are about the direction of a difference, not its size; what the paper does "
+    "not report has none."
 )
 
 
@@ -118,7 +120,7 @@ class Claim:
     quantity: str
     """The two things that are compared, and the quantity with its unit: "SDM - GDN, nats per token"."""
     paper: str
-    """The paper's number for it, or "not reported"."""
+    """The paper's number for it, or `NOT_REPORTED`."""
     difference: Callable[[StudyResults], Difference | None]
     """Computes ours; None while there are no runs for it."""
     expected: Expected = "below"
@@ -130,6 +132,8 @@ class Claim:
         """Compare an interval with the paper's direction by `RULE`."""
         if difference is None:
             return "missing"
+        if self.paper == NOT_REPORTED:
+            return "measured"
         if difference.low is None or difference.high is None:
             return "unclear"
         if self.expected == "zero":
@@ -153,13 +157,14 @@ class Claim:
 
 def combined(verdicts: Sequence[Verdict], missing: Sequence[str] = ()) -> Verdict:
     """The verdict of several claims; runs that are missing leave open what agrees so far."""
-    if not verdicts:
-        return "measured"
-    if all(verdict == "missing" for verdict in verdicts):
+    if verdicts and {*verdicts} == {"missing"}:
         return "missing"
-    if "differs" in verdicts:
+    compared = {*verdicts} - {"measured"}
+    if not compared:
+        return "measured"
+    if "differs" in compared:
         return "differs"
-    return "agrees" if {*verdicts} == {"agrees"} and not missing else "unclear"
+    return "agrees" if compared == {"agrees"} and not missing else "unclear"
 
 
 @dataclass(frozen=True)
