@@ -103,7 +103,7 @@ def test_page(monkeypatch: pytest.MonkeyPatch) -> None:
     page = study_page(study, study_results(outcomes, study.variants()))
     methods, recall, choices = page.findings
     assert methods.verdict == "measured", "the paper grafts nothing"
-    signs = [row[0].partition(" (95%")[0][-6] for row in methods.tables[0].rows]
+    signs = [row[0].rpartition(": ")[2][0] for row in methods.tables[0].rows]
     assert signs == ["-", "-", "-", "+", "+"], "the graft is worse near the start"
     rows = {row[0]: row for row in methods.tables[1].rows}
     assert rows["base"][4:9] == ("4.000", "3.000", "3.000", "3.000", "4.000")

@@ -160,7 +160,7 @@ def combined(verdicts: Sequence[Verdict], missing: Sequence[str] = ()) -> Verdic
     if verdicts and {*verdicts} == {"missing"}:
         return "missing"
     compared = {*verdicts} - {"measured"}
-    if not compared:
+    if compared <= {"missing"}:
         return "measured"
     if "differs" in compared:
         return "differs"
