@@ -429,20 +429,23 @@ def _chart(
 
 def _decay_section(models: Mapping[str, Variant]) -> Section:
     """Whether slower decay carries recall beyond the trained length."""
-    places = {f"{length:,} tokens": accuracy_at(length) for length in (512, 8192)}
+    near, far = (mean_cell(accuracy_at(length), "choice", percent=True) for length in (512, 8192))
 
     def exhibit(results: StudyResults) -> Exhibit:
         columns = {
             "largest rate": lambda results, variant: f"{variant.recipe(0).model.largest_decay_rate:g}",
             "seeds": seeds_cell("choice"),
-            **{place: mean_cell(value, "choice", percent=True) for place, value in places.items()},
+            "512 tokens": near,
+            "8,192 tokens": far,
             "each seed, 8,192 tokens": each_seed,
         }
         caption = (
             "Whole answers on held-out rows of the training's generator. The rate of a head's decay is drawn between 0 "
             "and the largest one, and learned."
         )
-        return Exhibit([table(results, "Decay at the start", models.values(), columns, caption)])
+        words = [f"{variant.label} {far(results, variant)}" for variant in models.values()]
+        summary = f"whole answers at 8,192 tokens: {', '.join(words)}"
+        return Exhibit([table(results, "Decay at the start", models.values(), columns, caption)], summary=summary)
 
     def each_seed(results: StudyResults, variant: Variant) -> str:
         return " ".join(f"{100 * x:.0f}%" for x in results.values(variant, accuracy_at(8192), "choice").values())

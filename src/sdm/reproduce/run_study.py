@@ -166,7 +166,7 @@ def study_page(study: Study, results: StudyResults, seconds: float = 0.0, only: 
     """The page of a study from whatever its folder holds. With some experiments only, what is missing was not asked
     for, and is left out."""
     made = (_finding(section, results) for section in study.sections)
-    findings = tuple(finding for finding in made if not only or finding.verdict != "missing")
+    findings = tuple(finding for finding in made if not only or finding.tables or finding.verdict != "missing")
     runs = study.runs()
     trained = sum(results.outcome(*run).facts is not None for run in runs)
     counts = {name: sum(finding.verdict == name for finding in findings) for name in ("agrees", "differs", "unclear")}
