@@ -68,6 +68,8 @@ def test_the_sweeps_do_not_see_ruler(group: str, rates: dict[Any, Any], best: di
     assert {variant.seeds for variant in measured} <= {3}
     measurements = [kind for variant in measured for kind in variant.measurements.values()]
     assert all(kind.seed == 43 for kind in measurements if isinstance(kind, Ruler))
+    compared = [kind for kind in ruler_module.models()["sdm"].measurements.values() if isinstance(kind, Ruler)]
+    assert {kind.seed for kind in compared} == {44}, "nobody looked at these before the decay was chosen"
 
 
 def test_the_decay_is_chosen_on_rows_of_the_generator() -> None:

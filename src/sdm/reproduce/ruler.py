@@ -52,7 +52,6 @@ from sdm.reproduce.study import (
 )
 
 SEEDS = 3
-SAMPLE_SEED = 43  # of RULER's samples; those of the default, 42, were looked at while the recipe was made
 SINGLE = ("niah_single_1", "niah_single_2")
 MULTIKEY = "niah_multikey_1"
 DENSE = "niah_multikey_2"
@@ -85,6 +84,9 @@ class Experiment:
     """What is asked of SDM: a label, tasks, a length and the accuracy."""
     note: str = ""
     """How the rows that were trained on differ from those of the recipe."""
+    sample_seed: int = 43
+    """Of RULER's samples: one whose samples nobody looked at before the models were decided on. Those of the default,
+    42, were looked at while the recipe was made."""
 
     def all_lengths(self) -> list[int]:
         """Every length that is measured."""
@@ -102,7 +104,7 @@ class Experiment:
                 tasks=part.tasks,
                 lengths=part.tokens,
                 samples=max(1, samples // part.part),
-                seed=SAMPLE_SEED,
+                seed=self.sample_seed,
                 batch_size=25,
             )
             for name, part in self.lengths.items()
@@ -126,6 +128,7 @@ SHORT = Experiment(
         ("single needles", SINGLE, 8192, 0.90),
         ("multikey_1", (MULTIKEY,), 8192, 0.75),
     ),
+    sample_seed=44,  # those of 43 showed that models with faster decay fail at 8,192 tokens
 )
 WIDE = Experiment(
     2048,
