@@ -208,7 +208,8 @@ def _section(section: Section, task: Task, runs: Runs, compared: Sequence[tuple[
         names = ("model", *(f"{rate:g}" for rate in task.rates), "best")
         caption = "Accuracy, or the loss negated, of seed 0 on rows that no result rests on."
         result = list(task.columns.values())[-1]
-        words = "; ".join(f"{variant.label} {result(results, variant)}" for variant in chosen.values())
+        measured = [variant for variant in chosen.values() if results.by_seed(variant, task.measurement)]
+        words = "; ".join(f"{variant.label}: {result(results, variant)}" for variant in measured)
         figures = [] if task.chart is None else [task.chart(results, list(chosen.values()))]
         return Exhibit([means, Table("Rates", names, rows, caption)], figures, summary=words)
 

@@ -38,6 +38,7 @@ from sdm.reproduce.study import (
 )
 from sdm.run import Run
 
+FEW_CLAIMS = 3
 FAILURES = "failures.json"  # the ends of logs, for a page that is written later
 MakeProgress = Callable[[Sequence[Job]], AbstractContextManager[Progress]]
 
@@ -217,6 +218,8 @@ def _finding(section: Section, results: StudyResults) -> Finding:
         for claim, difference in differences
     ]
     measured = [row[0] for row in rows if row[-1] != "missing"]
+    # Many claims are for the table below, where there is a summary.
+    claims = measured if len(measured) <= FEW_CLAIMS or not exhibit.summary else []
     compared = Table("Compared with the paper", ("measured", "paper", "paper's side", "verdict"), rows, RULE)
     tables = [table for table in (*([compared] if measured else []), *exhibit.tables) if table.rows]
     charts = [(chart, caption) for chart, caption in exhibit.charts if not chart.is_empty()]
@@ -227,7 +230,7 @@ def _finding(section: Section, results: StudyResults) -> Finding:
     unfinished = f"Not finished: {'; '.join(missing)}." if missing and verdict != "missing" else ""
     return replace(
         finding,
-        found="; ".join(part for part in (exhibit.summary, *measured) if part) or NOT_YET,
+        found="; ".join(part for part in (exhibit.summary, *claims) if part) or NOT_YET,
         verdict=verdict,
         why=" ".join(part for part in (unfinished, section.why if verdict != "agrees" else "") if part),
         illustrations=tuple(illustration(chart, caption=caption) for chart, caption in charts),
