@@ -57,10 +57,10 @@ def _code(fields: Mapping[str, Any], lr: float, seed: int) -> TrainConfig:
 
 
 RATES = (1.5e-3, 3e-3, 6e-3, 1.2e-2)
-RECALL_BEST = dict.fromkeys(FORMS, 3e-3) | {FOUR: 6e-3, "four-fewer": 6e-3}
+RECALL_BEST = dict.fromkeys(FORMS, 3e-3) | {FOUR: 1.2e-2, "four-fewer": 1.2e-2}
 REBINDING_BEST = dict.fromkeys(FORMS, 3e-3) | {FOUR: 6e-3, "one-more": 6e-3}
 TASKS = {
-    "recall": recall_task("recall", FORMS, _recall(recipes.recall, 2), (256,), RECALL_BEST, RATES),
+    "recall": recall_task("recall", FORMS, _recall(recipes.recall, 2), (256,), RECALL_BEST, (*RATES, 2.4e-2)),
     "rebinding": recall_task("rebinding", FORMS, _recall(recipes.rebinding, 4), (64,), REBINDING_BEST, RATES),
     "code": code_task("code", FORMS, _code, dict.fromkeys(FORMS, 5e-3)),
 }
