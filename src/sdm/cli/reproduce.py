@@ -210,7 +210,7 @@ class Heads(StudyCommand):
 
 @dataclass(frozen=True)
 class Rivals(StudyCommand):
-    """KDA, Raven and FwPKM beside SDM and GDN, in recall and on a level of the tiny ladder, in an hour on two
+    """KDA, Raven and FwPKM beside SDM and GDN, in recall and on a level of the tiny ladder, in two hours on two
     cores."""
 
     output: Path = Path("runs/rivals")
