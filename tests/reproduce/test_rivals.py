@@ -53,7 +53,7 @@ def test_page() -> None:
     assert [row[0] for row in accuracies.rows] == [form.label for form in RECALL_FORMS.values()]
     assert accuracies.rows[0][4:7] == ("90.0 ± 0.0%", "80.0 ± 0.0%", "1.1 ± 0.2%")
     assert [row[0] for row in code.tables[1].rows] == [form.label for form in CODE_FORMS.values()]
-    assert rates.rows[0][-1] == "0.012 (edge)"
+    assert rates.rows[0][-1] == "0.024 (edge)"
     assert recalled.verdict == code.verdict == "measured", "the paper has nothing to compare with"
     (state,) = recalled.illustrations
     assert {row[0] for row in state.rows} == {"SDM", "GDN", "KDA", "Raven", "FwPKM"}

@@ -64,12 +64,11 @@ def _code(fields: Mapping[str, Any], lr: float, seed: int) -> TrainConfig:
     return mini(LEVEL, "sdm" if fields["global_layer"] == "sdm" else "gdn", lr=lr, seed=seed, model=fields)
 
 
-RECALL_BEST = dict.fromkeys(RECALL_FORMS, 3e-3) | {"kda": 6e-3}
+RECALL_RATES = (1.5e-3, 3e-3, 6e-3, 1.2e-2, 2.4e-2)
+RECALL_BEST = dict.fromkeys(RECALL_FORMS, 3e-3) | {"kda": 1.2e-2, "fwpkm": 6e-3}
 CODE_BEST = {"sdm": 5e-3, "gdn": 1e-2, "kda": 1e-2, "raven": 1e-2, "fwpkm": 1e-2}
 TASKS = {
-    "recall": recall_task(
-        "recall", RECALL_FORMS, _recall, (64, 128, PAIRS), RECALL_BEST, (1.5e-3, 3e-3, 6e-3, 1.2e-2), by_state=True
-    ),
+    "recall": recall_task("recall", RECALL_FORMS, _recall, (64, 128, PAIRS), RECALL_BEST, RECALL_RATES, by_state=True),
     "code": code_task(
         f"code, level {LEVEL} of the tiny ladder", CODE_FORMS, _code, CODE_BEST, (2.5e-3, 5e-3, 1e-2, 2e-2)
     ),
