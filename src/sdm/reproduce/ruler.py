@@ -121,7 +121,7 @@ SHORT = Experiment(
         "ruler-farthest": Lengths((32768,), (*SINGLE, MULTIKEY), 5),
         "ruler-dense": Lengths((512, 2048, 8192), (DENSE,), 2),
     },
-    (((MULTIKEY,), 512), ((MULTIKEY,), 8192), (SINGLE, 8192), ((DENSE,), 512), ((DENSE,), 8192)),
+    (((MULTIKEY,), 512), ((MULTIKEY,), 8192), (SINGLE, 8192), *(((DENSE,), length) for length in (512, 2048, 8192))),
     (
         ("single needles", SINGLE, 512, 0.90),
         ("multikey_1", (MULTIKEY,), 512, 0.80),
