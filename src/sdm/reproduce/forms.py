@@ -207,9 +207,9 @@ def _section(section: Section, task: Task, runs: Runs, compared: Sequence[tuple[
             rows.append((chosen[form].label, *("-" if score is None else f"{score:.3f}" for score in scores), rate))
         names = ("model", *(f"{rate:g}" for rate in task.rates), "best")
         caption = "Accuracy, or the loss negated, of seed 0 on rows that no result rests on."
-        result = list(task.columns.values())[-1]
+        name, result = list(task.columns.items())[-1]
         measured = [variant for variant in chosen.values() if results.by_seed(variant, task.measurement)]
-        words = "; ".join(f"{variant.label}: {result(results, variant)}" for variant in measured)
+        words = f"{name}: " + "; ".join(f"{variant.label} {result(results, variant)}" for variant in measured)
         figures = [] if task.chart is None else [task.chart(results, list(chosen.values()))]
         return Exhibit([means, Table("Rates", names, rows, caption)], figures, summary=words)
 
