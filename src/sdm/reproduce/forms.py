@@ -145,7 +145,6 @@ def code_task(
     """Loss of a model of code on held-out documents."""
 
     def claim(text: str, first: Variant, second: Variant) -> Claim:
-        # A smaller loss is what the forms that are named first are expected to have.
         return loss_claim(first, second, quantity=f"{text}, {NATS}")
 
     measurements: dict[str, Measurement] = {"position": Position(gain=False)}
@@ -176,7 +175,7 @@ def form_study(section: Section, lead: str, tasks: Mapping[str, Task], compared:
         section: Key and title of the study, what the paper says, and how all forms differ from it.
         lead: What there is to know in a minute.
         tasks: Where forms are compared, by name.
-        compared: Pairs of forms whose difference is a claim; the first is expected to be better.
+        compared: Pairs of forms whose difference is shown with its interval.
     """
     runs = {name: form_runs(name, task) for name, task in tasks.items()}
     sections = tuple(_section(section, task, runs[name], compared) for name, task in tasks.items())

@@ -187,7 +187,8 @@ RETRIEVAL_DEVIATIONS = (
     "instead of text; the loss is that of answers",
     "keys of SDM and GDN come from the previous token (a shift), and GDN has no short convolution then; W_q starts "
     "equal to W_k",
-    "decay rates A of SDM and GDN start below 0.016 instead of 16: slow decay; SDM has N = 1024, W = R = 16",
+    "decay rates A of SDM and GDN start below 0.016 (in sweeps of rates, with needles only and to 2,048 tokens 0.16) "
+    "instead of 16: slow decay; SDM has N = 1024, W = R = 16",
     "weights are initialised at a standard deviation of 0.1; M0 starts at 0.002",
     "a curriculum: rows grow from 128 to 512 tokens between one and three fifths of the steps, and begin with few "
     "pairs, short keys and short values",
