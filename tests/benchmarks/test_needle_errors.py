@@ -22,11 +22,12 @@ NUMBERS = [ANSWER, "9034128", "7777771", "4155555"]
     ],
 )
 def test_kinds(output: str, kind: str, chance: float) -> None:
-    assert kind_of_error(output, ANSWER, NUMBERS) == (kind, chance)
+    assert kind_of_error(output, ANSWER, NUMBERS, 2) == (kind, chance)
 
 
-def test_a_walk_may_begin_at_any_pair_of_another_needle() -> None:
-    assert kind_of_error("is: 1277000", "1234567", ["1234567", "8812770"]) == (
-        "begins right, walks to another needle",
-        0.01,
-    )
+def test_a_walk_may_begin_at_any_group_of_another_needle() -> None:
+    walk = "begins right, walks to another needle"
+    assert kind_of_error("is: 1277000", ANSWER, [ANSWER, "8812770"], 2) == (walk, 0.01)
+    assert kind_of_error("is: 1238880", ANSWER, [ANSWER, "9991234", "1238880"], 3) == ("another needle's number", 0.0)
+    assert kind_of_error("is: 1238881", ANSWER, [ANSWER, "1238880"], 3) == (walk, 0.001)
+    assert kind_of_error("is: 1234569", ANSWER, [ANSWER, "4569990", "1114569"], 3) == (walk, 0.2)

@@ -22,6 +22,7 @@ SMALL = {
     "start_length": 64,
     "num_sentences": 300,
     "tokenizer": "bpe:640",
+    "digits": 2,
     "batch_size": 4,
 }
 
@@ -120,13 +121,18 @@ def test_text_is_the_end_of_the_source(config: RetrievalConfig) -> None:
         last_sentences(config.source, 5000)
 
 
-def test_tokens(config: RetrievalConfig) -> None:
-    tokenizer = Retrieval(config, "valid").tokenizer
+@pytest.mark.parametrize(
+    ("digits", "size", "groups"),
+    [(1, 500, list("1234567")), (2, 640, ["12", "34", "56", "7"]), (3, 1640, ["123", "456", "7"])],
+)
+def test_tokens(config: RetrievalConfig, digits: int, size: int, groups: list[str]) -> None:
+    tokenizer = Retrieval(replace(config, digits=digits, tokenizer=f"bpe:{size}"), "valid").tokenizer
 
     def pieces(text: str) -> list[str]:
         return [tokenizer.decode([token]) for token in tokenizer.encode(text)]
 
-    assert pieces(" 1234567.") == [" ", "12", "34", "56", "7", "."]
+    assert pieces(" 1234567.") == [" ", *groups, "."]
+    assert all(len(tokenizer.encode(f"{group:0{digits}d}")) == 1 for group in range(10**digits))
     assert pieces("VAR QXZJK")[-5:] == list("QXZJK")
     assert pieces("VAR QXZJK")[0] == "VAR"
 
@@ -189,6 +195,8 @@ def test_targets_follow_their_tokens(config: RetrievalConfig) -> None:
         ({"start_length": 1024}, "start_length = 1024 must not exceed sequence_length = 512"),
         ({"start_length": 8}, "at least 32 tokens"),
         ({"ruler_phrasing": -0.1}, "ruler_phrasing must be a share"),
+        ({"digits": 4}, "digits must be 1, 2 or 3, got 4"),
+        ({"digits": 0}, "digits must be 1, 2 or 3, got 0"),
     ],
 )
 def test_impossible_settings(fields: dict[str, float], message: str) -> None:

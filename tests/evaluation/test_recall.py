@@ -220,7 +220,12 @@ def test_an_answer_about_a_needle_is_right_if_all_of_its_tokens_are(texts: Path,
     text = " ".join(f"The {word} harbour was measured {count} times." for count, word in enumerate(["old", "new"] * 40))
     (tmp_path / "sentences.txt").write_text(text)
     config = RetrievalConfig(
-        source=str(tmp_path), num_sentences=50, tokenizer="bpe:400", cache_dir=tmp_path / "cache", sequence_length=128
+        source=str(tmp_path),
+        num_sentences=50,
+        tokenizer="bpe:400",
+        digits=2,
+        cache_dir=tmp_path / "cache",
+        sequence_length=128,
     )
     task = task_of(config, (), 1)
     assert [size.length for size in task.sizes] == [128, 512, 2048], "beyond the trained length too"

@@ -31,13 +31,13 @@ from sdm.data.retrieval_rows import (
     split_sentences,
 )
 from sdm.data.sources import open_source
-from sdm.data.tokenization import PAIRS_OF_DIGITS, Tokenizer, load_tokenizer, train_bpe
+from sdm.data.tokenization import Tokenizer, load_tokenizer, train_bpe
 from sdm.errors import DataError, check_not_negative, check_size
 
 VERSION = 1  # changes when the same configuration gives other rows
 BPE = "bpe:"
-# Numbers in pairs of digits; names of variables in letters, but "VAR" whole.
-ISOLATED = (PAIRS_OF_DIGITS, r"VAR|[A-Z](?=[A-Z])|(?<=[A-Z])[A-Z]")
+VARIABLES = r"VAR|[A-Z](?=[A-Z])|(?<=[A-Z])[A-Z]"  # names of variables in letters, but "VAR" whole
+DIGITS = 3  # of a token, as in Llama 3's tokenizer
 LENGTH_STEP = 16  # tokens: lengths of the curriculum are multiples
 SHORTEST_ROW = 2 * LENGTH_STEP
 SHARES = ("pairs", "multivalue", "multiquery", "tracking", "text", "dense")
@@ -73,8 +73,11 @@ class RetrievalConfig:
     """Haystacks and key words: the end of this source."""
     num_sentences: int = 10000
     """Sentences that are taken from the source."""
-    tokenizer: str = "bpe:1152"
-    """"bpe:SIZE", trained on the sentences and on rows, with numbers in pairs of digits; or a tokenizer's path."""
+    tokenizer: str = "bpe:2176"
+    """"bpe:SIZE", trained on the sentences and on rows; or a tokenizer's path."""
+    digits: int = DIGITS
+    """Digits of a token in numbers, 1 to 3, for "bpe:SIZE"; groups of three take 1,100 of its tokens. Models find the
+    next group by the one before it: of two digits, many numbers share it."""
     batch_size: int = 8
     """Rows of a step, over all ranks and accumulated batches."""
     seed: int = 0
@@ -93,6 +96,8 @@ class RetrievalConfig:
             num_sentences=self.num_sentences,
             batch_size=self.batch_size,
         )
+        if self.digits not in (1, 2, 3):
+            raise DataError(f"digits must be 1, 2 or 3, got {self.digits}")
         check_not_negative(seed=self.seed)
         for name in (*SHARES, "ruler_phrasing"):
             if not 0 <= getattr(self, name) <= 1:
@@ -126,7 +131,7 @@ class Retrieval(CurriculumRows):
             sparse=split == "train",
         )
         text = fingerprint_of(sentences)
-        identity = replace(config, tokenizer="", cache_dir=None)  # the tokenizer counts by what it does
+        identity = replace(config, tokenizer="", digits=DIGITS, cache_dir=None)  # the tokenizer counts by what it does
         self._fingerprint = fingerprint_of(
             identity, VERSION, split, self._total_steps, text, self.tokenizer.fingerprint
         )
@@ -206,15 +211,16 @@ def retrieval_tokenizer(config: RetrievalConfig, sentences: Sequence[str], words
         raise DataError(f"tokenizer must be 'bpe:SIZE' or a path, got {config.tokenizer!r}")
 
     def train() -> Tokenizer:
-        return train_bpe(texts, int(size), isolate=ISOLATED)
+        return train_bpe(texts, int(size), isolate=isolated)
 
-    texts = _texts(sentences, words)
-    identity = ["retrieval", config.tokenizer, ISOLATED, fingerprint_of(texts)]
+    texts = _texts(sentences, words, config.digits)
+    isolated = (rf"\d{{1,{config.digits}}}", VARIABLES)
+    identity = ["retrieval", config.tokenizer, isolated, fingerprint_of(texts)]
     return cached_tokenizer(config.tokenizer, identity, train, config.cache_dir)
 
 
-def _texts(sentences: Sequence[str], words: Sequence[str]) -> list[str]:
-    """Text, phrases and keys in about equal parts; every pair of digits often enough to become a token."""
+def _texts(sentences: Sequence[str], words: Sequence[str], digits: int) -> list[str]:
+    """Text, phrases and keys in about equal parts; every group of digits often enough to become a token."""
     rng = random.Random(0)
     texts = list(sentences[:2500])
     for _ in range(300):
@@ -222,4 +228,5 @@ def _texts(sentences: Sequence[str], words: Sequence[str]) -> list[str]:
         texts += [ruler_introduction(False), ruler_question([key], False), NOISE, f" {key} is: {number(rng)}."]
         texts += [TRACKING, "VAR X = VAR Y \n"]
     texts += [f"{rng.choice(words)}-{rng.choice(words)}" for _ in range(1500)]
-    return texts + [f"{pair:02d}" for pair in range(100)] * 400
+    groups = [f"{group:0{digits}d}" for group in range(10**digits)]
+    return texts + groups * (80 if digits == 3 else 400)

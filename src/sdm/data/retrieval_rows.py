@@ -58,7 +58,7 @@ TRACKING_PREFIX = (
 DIGITS = 7
 MADE_UP = 0.3  # of the words of keys
 NOISE_ROWS = 0.35
-KEPT_KEYS, KEPT_DIGITS = 0.8, 0.7  # rows in which restated keys, and digits after the first two, are predicted
+KEPT_KEYS, KEPT_DIGITS = 0.8, 0.7  # rows in which restated keys, and digits after the first token, are predicted
 TOKENS_PER_QUESTION, MOST_QUESTIONS = 256, 4  # of rows with needles only
 ATTEMPTS = 4  # draws of a task whose rows may be too long
 WORD = re.compile(r"\b[a-z]{3,9}\b")
@@ -104,7 +104,7 @@ class RowMaker:
         sentences: Text for haystacks.
         words: Words that keys are made of.
         ruler_phrasing: Share of the rows that are phrased as RULER's.
-        sparse: Predict the first digits of every value, and the other tokens of answers in some of the rows only.
+        sparse: Predict the first token of every value, and the other tokens of answers in some of the rows only.
     """
 
     def __init__(
@@ -191,7 +191,7 @@ class RowMaker:
         digits = not self._sparse or rng.random() < KEPT_DIGITS
         for key, value in pairs:
             row.add(self._encode(f" {key} is:"), keys)
-            ids = self._encode(f" {value}.")  # a space, the first two digits, the others, a full stop
+            ids = self._encode(f" {value}.")  # a space, the first digits, the others, a full stop
             row.add(ids, [keys, True, *[digits] * (len(ids) - 2)])
 
     def _pairs(self, rng: random.Random, row: Row, length: int, difficulty: Difficulty) -> None:

@@ -102,7 +102,6 @@ BLOCK = 512  # characters
 _SPACES = r"\t-\r \x85\xa0\u1680\u2000-\u200a\u2028\u2029\u202f\u205f\u3000"
 _RUN = re.compile(rf"[^\W_]+|[{_SPACES}]+|(?:[^\w{_SPACES}]|_)+")
 
-PAIRS_OF_DIGITS = r"\d{1,2}"
 FILES = ("tokenizer.json", "tokenizer_config.json")
 CHECKSUMS = "checksums.json"  # beside the files of a tokenizer that is kept for a run or in the cache
 
@@ -240,8 +239,8 @@ def train_bpe(texts: Iterable[str], vocab_size: int, *, isolate: Sequence[str] =
     Args:
         texts: What merges are counted in.
         vocab_size: Number of ids.
-        isolate: Regular expressions whose matches become words of their own, which no merge crosses:
-            `PAIRS_OF_DIGITS` cuts numbers into pairs of digits.
+        isolate: Regular expressions whose matches become words of their own, which no merge crosses: `\\d{1,3}` cuts
+            numbers into groups of three digits.
 
     Any text can be encoded, whatever it was trained on: every byte has an id. A small text may not have enough
     different words to fill the vocabulary; that is an error, because a model would be built for ids that never occur.

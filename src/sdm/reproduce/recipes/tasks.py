@@ -180,15 +180,15 @@ def mad(task: MADTask = "in-context-recall", *, lr: float = 5e-4, seed: int = 0)
     )
 
 
+VOCABULARY = {2: 1152, 3: 2176}  # by the digits of a token: about as many tokens are left for words
 RETRIEVAL_DEVIATIONS = (
-    "d = 64, four blocks (local, local, global, local) and a window of 12 instead of the ladder; 1,152 tokens of "
-    "vocabulary with numbers in pairs of digits",
+    "d = 64, four blocks (local, local, global, local) and a window of 12 instead of the ladder; 2,176 tokens of "
+    "vocabulary with numbers in groups of three digits",
     "trained on retrieval tasks of RULER's kind (other keys and haystacks, RULER's phrasing in half of the rows) "
     "instead of text; the loss is that of answers",
     "keys of SDM and GDN come from the previous token (a shift), and GDN has no short convolution then; W_q starts "
     "equal to W_k",
-    "decay rates A of SDM and GDN start below 0.016 (in sweeps of rates, with needles only and to 2,048 tokens 0.16) "
-    "instead of 16: slow decay; SDM has N = 1024, W = R = 16",
+    "decay rates A of SDM and GDN start below 0.016 instead of 16: slow decay; SDM has N = 1024, W = R = 16",
     "weights are initialised at a standard deviation of 0.1; M0 starts at 0.002",
     "a curriculum: rows grow from 128 to 512 tokens between one and three fifths of the steps, and begin with few "
     "pairs, short keys and short values",
@@ -208,7 +208,8 @@ def retrieval(
     sequence_length: int = 512,
     start_length: int = 128,
     tracking: float = 0.0,
-    dense: float = 0.0,
+    dense: float = 0.3,
+    digits: int = 3,
     largest_decay_rate: float = 0.016,
 ) -> TrainConfig:
     """Retrieval tasks in text, of RULER's kind: numbers hidden in noise and sentences; minutes on a laptop."""
@@ -235,6 +236,8 @@ def retrieval(
         start_length=start_length,
         tracking=tracking,
         dense=dense,
+        tokenizer=f"bpe:{VOCABULARY[digits]}",
+        digits=digits,
         batch_size=max(1, 4096 // sequence_length),
         seed=seed,
     )
