@@ -13,7 +13,7 @@ from sdm.data import RetrievalConfig
 from sdm.evaluation.ruler.measurement import Ruler
 from sdm.reproduce import ruler as ruler_module
 from sdm.reproduce.recipes.tasks import retrieval
-from sdm.reproduce.ruler import DENSE, RATES, TASKS, Experiment, Lengths, ruler_study
+from sdm.reproduce.ruler import DENSE, LAYOUTS, RATES, TASKS, Experiment, Lengths, ruler_study
 from sdm.reproduce.run_study import study_page
 from sdm.reproduce.study import Study
 
@@ -51,7 +51,7 @@ def test_models_with_numbers_in_pairs_differ_in_nothing_else() -> None:
 
 def test_the_sweeps_do_not_see_ruler() -> None:
     sweep = ruler_study().groups["rates"]
-    assert len(sweep) == sum(map(len, RATES.values()))
+    assert len(sweep) == len(LAYOUTS) * len(RATES)
     assert len({variant.name for variant in sweep}) == len(sweep)
     assert not any(variant.measurements for variant in sweep)
     compared = [kind for kind in ruler_module.models()["sdm"].measurements.values() if isinstance(kind, Ruler)]

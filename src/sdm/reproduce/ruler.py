@@ -142,12 +142,10 @@ FEW_SLOTS = 64  # a sixteenth of SDM's: does the size of the state count?
 
 Layout = tuple[int, int]
 """Heads of GDN, and key channels of each."""
-RATES: dict[Layout | None, tuple[float, ...]] = {
-    None: (1.25e-3, 2.5e-3, 5e-3, 1e-2),
-    **dict.fromkeys(((2, 32), (1, 64), (2, 64), (1, 128)), (1.25e-3, 2.5e-3, 5e-3)),
-}
-"""Learning rates that are tried, by GDN's layout; None: SDM."""
-BEST: dict[str, tuple[Layout | None, float]] = {"sdm": (None, 5e-3), "gdn": ((1, 128), 2.5e-3)}
+LAYOUTS: tuple[Layout | None, ...] = (None, (2, 32), (1, 64), (2, 64), (1, 128))
+"""None: SDM."""
+RATES = (1.25e-3, 2.5e-3, 5e-3, 1e-2)
+BEST: dict[str, tuple[Layout | None, float]] = {"sdm": (None, 2.5e-3), "gdn": ((1, 128), 5e-3)}
 LONGER = 1200  # steps of the models that are compared: twice those of the sweeps
 ATTENTION: dict[str, Any] = {"lr": 2e-3, "steps": 900, "start_length": 64}  # 1,200 steps are no better
 CHOICE = {"choice": Recall(task="retrieval", sizes=(512, 8192), rows=100, seed=2)}
@@ -230,7 +228,7 @@ Sweeps = Mapping[str, Mapping[float, Variant]]
 
 def _sweeps() -> Sweeps:
     """Every form at its rates."""
-    forms = (swept(layout, rates) for layout, rates in RATES.items())
+    forms = [swept(layout, RATES) for layout in LAYOUTS]
     return {next(iter(by_rate.values())).label: by_rate for by_rate in forms}
 
 
@@ -244,7 +242,7 @@ def ruler_study(samples: int = 100) -> Study:
     decays, pairs = decay_models(compared), pairs_models(samples)
     sections = (
         ruler_section("ruler", "RULER beyond the trained length", SHORT, compared),
-        _sweep_section("sweep", "Layouts and rates", sweeps),
+        _sweep_section(sweeps),
         _decay_section(decays),
         ruler_section("ruler-pairs", "Numbers in pairs of digits", PAIRS, pairs),
         ruler_section("ruler-wide", f"Trained to {WIDE.trained:,} tokens", WIDE, wide),
@@ -418,11 +416,11 @@ def _decay_section(models: Mapping[str, Variant]) -> Section:
     )
 
 
-def _sweep_section(key: str, title: str, sweeps: Sweeps) -> Section:
-    columns = sorted({rate for by_rate in sweeps.values() for rate in by_rate})
+def _sweep_section(sweeps: Sweeps) -> Section:
+    title = "Layouts and rates"
 
-    def cell(results: StudyResults, variant: Variant | None) -> str:
-        score = None if variant is None else negative_valid_loss(results, variant)
+    def cell(results: StudyResults, variant: Variant) -> str:
+        score = negative_valid_loss(results, variant)
         return "-" if score is None else f"{-score:.3f}"
 
     def exhibit(results: StudyResults) -> Exhibit:
@@ -430,7 +428,7 @@ def _sweep_section(key: str, title: str, sweeps: Sweeps) -> Section:
         if not any(best.values()):
             return Exhibit()
         rows = [
-            (label, STATE(results, next(iter(by_rate.values()))), *(cell(results, by_rate.get(lr)) for lr in columns))
+            (label, STATE(results, by_rate[RATES[0]]), *(cell(results, variant) for variant in by_rate.values()))
             for label, by_rate in sweeps.items()
         ]
         words = (
@@ -439,11 +437,11 @@ def _sweep_section(key: str, title: str, sweeps: Sweeps) -> Section:
             if chosen
         )
         caption = "Loss of answers on held-out rows of the training's generator, nats per token; seed 0."
-        names = ("model, heads x key channels", "state", *(f"{rate:g}" for rate in columns))
+        names = ("model, heads x key channels", "state", *(f"{rate:g}" for rate in RATES))
         return Exhibit([Table(title, names, rows, caption)], summary="best rates: " + ", ".join(words))
 
     return Section(
-        key,
+        "sweep",
         title,
         "SDM and GDN are compared in their best forms, chosen by the loss on held-out rows, never by RULER.",
         "one layout and one rate",
