@@ -35,10 +35,12 @@ def test_models_of_ruler_differ_in_their_global_layer() -> None:
         assert model.short_convolution == 0
     assert not configs["full_attention"].model.shift_keys, "attention gets no aid"
     assert configs["sdm"].schedule == configs["gdn"].schedule
-    assert replace(configs["sdm-small"].model, num_slots=1024) == configs["sdm"].model
+    for name in ("sdm-64", "sdm-4096"):
+        assert replace(configs[name].model, num_slots=1024) == configs["sdm"].model
     assert retrieval("sdm", seed=1).data.seed == 1
     sizes = {name: variant.cost()[0] for name, variant in models.items()}
     assert sizes["sdm"].parameters <= 1.01 * sizes["gdn"].parameters, "GDN has at least SDM's parameters"
+    assert sizes["sdm-4096"].flops_per_token(512).total <= sizes["gdn"].flops_per_token(512).total
     assert sizes["sdm"].state_elements >= 8 * sizes["gdn"].state_elements
 
 

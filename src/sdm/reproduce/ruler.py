@@ -138,7 +138,7 @@ PAIRS = Experiment(
 )
 WIDE_ROWS: dict[str, Any] = {"sequence_length": 2048, "tracking": 0.15, "dense": 0.15, "steps": 1500}
 FASTER_DECAY = 0.16  # ten times the recipe's
-FEW_SLOTS = 64  # a sixteenth of SDM's: does the size of the state count?
+OTHER_SLOTS = (64, 4096)  # instead of 1,024: does the size of the state count?
 
 Layout = tuple[int, int]
 """Heads of GDN, and key channels of each."""
@@ -192,10 +192,10 @@ def models(samples: int = 100) -> dict[str, Variant]:
     """The models that are compared, by architecture."""
     near = SHORT.measurements(samples, 8192)  # attention's time grows with the square of the length
     measurements = {**SHORT.measurements(samples), **CHOICE}
-    small = _compared("sdm", near, f"n{FEW_SLOTS}-", 1, steps=LONGER, num_slots=FEW_SLOTS)
+    sized = {slots: _compared("sdm", near, f"n{slots}-", 1, steps=LONGER, num_slots=slots) for slots in OTHER_SLOTS}
     return {
         **{name: _compared(name, measurements, "longer-", steps=LONGER) for name in BEST},
-        "sdm-small": replace(small, label=f"SDM, {FEW_SLOTS} slots"),
+        **{f"sdm-{slots}": replace(variant, label=f"SDM, {slots:,} slots") for slots, variant in sized.items()},
         "full_attention": _attention("attention", "full attention", near, global_layer="full_attention"),
         "mixed": _attention("mixed", "mixed FA/SDM", near, layer_types=MIXED),
     }
