@@ -316,7 +316,7 @@ def ruler_section(key: str, title: str, experiment: Experiment, compared: Mappin
     return Section(
         key,
         title,
-        "SDM keeps recall at all lengths; attention degrades beyond its trained length, and GDN where more is to be kept.",
+        "SDM keeps recall at all lengths; attention degrades beyond its trained length, GDN where more is to be kept.",
         "RULER at level 8, 4k to 131k: SDM 31.2%, GDN 20.0%, attention 32.5%",
         (WRITE_RULE, *RETRIEVAL_DEVIATIONS),
         exhibit=exhibit,
