@@ -15,7 +15,7 @@ from typing import Any
 
 from sdm.evaluation.measurement import Measurement
 from sdm.evaluation.recall import Recall
-from sdm.evaluation.report import AnyChart, Chart, Grid, Reference, Table
+from sdm.evaluation.report import AnyChart, Chart, Grid, Point, Reference, Table
 from sdm.evaluation.ruler.measurement import Ruler
 from sdm.evaluation.statistics import Mean, weighted_mean
 from sdm.reproduce.exhibits import (
@@ -138,6 +138,7 @@ PAIRS = Experiment(
 )
 WIDE_ROWS: dict[str, Any] = {"sequence_length": 2048, "tracking": 0.15, "dense": 0.15, "steps": 1500}
 FASTER_DECAY = 0.16  # ten times the recipe's
+WIDEST_BAND = 0.5  # of accuracy, in figures
 OTHER_SLOTS = {64: 1, 4096: SEEDS}  # instead of 1,024, with so many seeds: does the size of the state count?
 
 Layout = tuple[int, int]
@@ -383,12 +384,21 @@ def _chart(
             means = [
                 (length, _mean(results, experiment, variant, (task,), length)) for length in experiment.all_lengths()
             ]
-            if points := [point(length, mean) for length, mean in means if mean is not None]:
+            if points := [_band(length, mean) for length, mean in means if mean is not None]:
                 curves[variant.label] = points
         name, title = f"{key}-{_short(task)}", _short(task)
         charts.append(Chart(name, title, "tokens", "accuracy", curves, log_x=True, percent=True, references=references))
-    caption = "RULER's tasks by the length of the context, means over seeds with 95% intervals."
+    caption = (
+        "RULER's tasks by the length of the context, means over seeds with 95% intervals. Intervals of more than "
+        f"{WIDEST_BAND:.0%} are not drawn."
+    )
     return Grid(key, "RULER by the length of the context", charts, width=3), caption
+
+
+def _band(length: int, mean: Mean) -> Point:
+    """A point with its interval; wide ones, of models some of whose seeds did not learn the task, hide all others."""
+    narrow = mean.low is not None and mean.high is not None and mean.high - mean.low <= WIDEST_BAND
+    return point(length, mean) if narrow else Point(length, mean.value)
 
 
 def _decay_section(models: Mapping[str, Variant]) -> Section:
