@@ -167,7 +167,7 @@ class Graft(StudyCommand):
 
 @dataclass(frozen=True)
 class Ruler(StudyCommand):
-    """RULER's tasks at many times the trained length, by models of 0.3M parameters trained on tasks of its kind. Takes
+    """RULER's tasks at many times the trained length, by models of 0.4M parameters trained on tasks of its kind. Takes
     hours."""
 
     output: Path = Path("runs/ruler")

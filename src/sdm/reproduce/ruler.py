@@ -154,7 +154,7 @@ CHOICE = {"choice": Recall(task="retrieval", sizes=(512, 8192), rows=100, seed=2
 MIXED = ("sliding_attention", "sdm", "full_attention", "sliding_attention")
 
 LEAD = (
-    "Does a memory of many slots keep what it has read far beyond the length that it was trained on? Models of 0.3M "
+    "Does a memory of many slots keep what it has read far beyond the length that it was trained on? Models of 0.4M "
     "parameters learn to find numbers in rows of at most 512 tokens, and are asked RULER's own questions in contexts "
     "of 512 to 32,768 tokens."
 )
